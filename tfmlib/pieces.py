@@ -1,0 +1,92 @@
+"""The pieces: what a learner writes, in teaching order, and how to put another implementation in place.
+
+A piece is replaced by setting the attribute of the module it lives in. That reaches everything built from it,
+because inside tfmlib modules are imported, never pieces.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One exercise: the name of a public function or class of tfmlib, where it lives, and what it is worth."""
+
+    name: str
+    module: str  # "attention" means tfmlib.attention
+    chapter: str  # "03-attention", the name of its lesson and lab
+    points: float
+
+    @property
+    def home(self) -> ModuleType:
+        """The module that owns the piece."""
+        return import_module(f"tfmlib.{self.module}")
+
+
+PIECES = {
+    piece.name: piece
+    for piece in (
+        Piece("softmax", "attention", "03-attention", 2),
+        Piece("causal_mask", "attention", "03-attention", 2),
+        Piece("padding_mask", "attention", "03-attention", 1),
+        Piece("attention_weights", "attention", "03-attention", 3),
+        Piece("scaled_dot_product_attention", "attention", "03-attention", 2),
+        Piece("split_heads", "heads", "04-heads", 2),
+        Piece("merge_heads", "heads", "04-heads", 1),
+        Piece("repeat_kv", "heads", "04-heads", 2),
+        Piece("MultiHeadAttention", "heads", "04-heads", 5),
+    )
+}
+
+_references: dict[str, Callable] = {}  # what a replaced piece was before it was ever replaced
+
+
+def find(name: str) -> Piece:
+    """The table's row for a piece. Raises ValueError, naming the pieces, for anything else."""
+    if name not in PIECES:
+        raise ValueError(f"{name!r} is not a piece of the course; the pieces are {', '.join(PIECES)}")
+    return PIECES[name]
+
+
+def chapters() -> dict[str, list[Piece]]:
+    """The pieces of each chapter, in teaching order."""
+    table: dict[str, list[Piece]] = {}
+    for piece in PIECES.values():
+        table.setdefault(piece.chapter, []).append(piece)
+    return table
+
+
+def in_use(name: str) -> Callable:
+    """The implementation that tfmlib calls now: the reference, or what `use` put there."""
+    return getattr(find(name).home, name)
+
+
+def reference(name: str) -> Callable:
+    """The course's own implementation, whatever is in use."""
+    return _references.get(name) or in_use(name)
+
+
+def use(implementation: Callable, name: str | None = None) -> Callable:
+    """From now on tfmlib calls this implementation of the piece `name`; returns the one it replaced.
+
+    `name` defaults to the implementation's own name. Raises ValueError if that is not a piece.
+    """
+    piece = find(name or getattr(implementation, "__name__", repr(implementation)))
+    old = in_use(piece.name)
+    _references.setdefault(piece.name, old)
+    setattr(piece.home, piece.name, implementation)
+    return old
+
+
+@contextmanager
+def using(implementation: Callable, name: str | None = None) -> Iterator[None]:
+    """The same for the length of a `with` block."""
+    name = name or implementation.__name__
+    old = use(implementation, name)
+    try:
+        yield
+    finally:
+        use(old, name)
