@@ -94,7 +94,12 @@ def test_merge_undoes_split(merge_heads):
 
 def probe_repeat_kv(repeat_kv):
     """Results that tell the known mistakes apart."""
-    return [outcome(lambda: repeat_kv(_x(2, 3, 5, 7), 2)), outcome(lambda: repeat_kv(_x(2, 3, 5, 7), 1))]
+    x = _x(2, 3, 5, 7).requires_grad_()
+    return [
+        outcome(lambda: repeat_kv(_x(2, 3, 5, 7), 2)),
+        outcome(lambda: repeat_kv(_x(2, 3, 5, 7), 1)),
+        outcome(lambda: torch.autograd.grad(repeat_kv(x, 2).square().sum(), x)),
+    ]
 
 
 def test_copies_stand_together(repeat_kv):
@@ -184,6 +189,13 @@ def _in_chunks(module, x, sizes):
     return torch.cat(rows, dim=1)
 
 
+def _after_two(module, x):
+    """The rest of x after a cache of its first two tokens, without a mask."""
+    cache = LayerCache()
+    module(x[:, :2], cache=cache)
+    return module(x[:, 2:], cache=cache), cache.length
+
+
 def probe_MultiHeadAttention(MultiHeadAttention):
     """Results that tell the known mistakes apart. Positions are small, so that float32 angles are exact enough."""
     x, context = _x(B, T, C, dtype=torch.float64), _x(B, S, C, salt=1, dtype=torch.float64)
@@ -210,6 +222,7 @@ def probe_MultiHeadAttention(MultiHeadAttention):
         ask(lambda m: m(x, context), **wide(100.0)),
         ask(lambda m: _in_chunks(m, x, [3, 1, 1]), **wide()),
         ask(lambda m: _in_chunks(m, x, [3, 1, 1]), **wide(100.0)),
+        ask(lambda m: _after_two(m, x)),
         ask(lambda m: m(x, mask=torch.zeros(T, T, dtype=torch.bool))),
         ask(lambda m: m(x, context, cache=LayerCache())),
         ask(lambda m: None, n_kv_heads=3),
@@ -362,11 +375,11 @@ def test_positions_follow_the_cache(MultiHeadAttention):
 def test_a_cache_without_a_mask_shows_everything(MultiHeadAttention):
     """Without a mask, also with a cache, every query sees every key so far."""
     x = _x(B, T, C, dtype=torch.float64)
-    module, cache = _module(MultiHeadAttention, 12, 4), LayerCache()
-    module(x[:, :2], cache=cache)
+    module = _module(MultiHeadAttention, 12, 4)
+    got, length = _after_two(module, x)
     want = _torch_attention(module, 4, 4, x)[:, 2:]
-    same(module(x[:, 2:], cache=cache), want, "the last 3 tokens after a cache of 2, without a mask")
-    expect(cache.length == T, f"expected {T} tokens in the cache, got {cache.length}")
+    same(got, want, "the last 3 tokens after a cache of 2, without a mask")
+    expect(length == T, f"expected {T} tokens in the cache, got {length}")
 
 
 def test_what_cannot_be_is_an_error(MultiHeadAttention):
