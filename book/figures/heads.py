@@ -1,4 +1,4 @@
-"""Chapter 4's experiments. Each returns its figure, where it has one, and the numbers which the page quotes."""
+"""Chapter 4's experiments. Each returns its figure, where it has one, and the texts which the page quotes by name."""
 
 import contextlib
 import functools
@@ -102,7 +102,7 @@ def machines(T: int = 5, S: int = 4, n_padding: int = 1) -> Figure:
         _cells(axes[2], cross.float(), "Cross-attention", "source key", "target query")
 
     alt = (
-        f"Three masks, dark where a query may look. Encoder: all {S} queries see the first {S - n_padding} keys "
+        f"Three masks, shaded where a query may look. Encoder: all {S} queries see the first {S - n_padding} keys "
         f"and none sees the last one, which is padding. Decoder: a lower triangle of {T} by {T}. Cross-attention: each "
         f"of {T} target queries sees the same {S - n_padding} source keys."
     )
@@ -201,7 +201,7 @@ def several_reads(counts: tuple[int, ...] = (1, 2, 4, 8, 16), seed: int = 0) -> 
     """The same parameters cut into more and more heads, on questions that need four reads."""
     runs = {H: train(H, H, seed=seed) for H in counts}
     final = {H: _final(losses) for H, (_, losses) in runs.items()}
-    parameters = {sum(p.numel() for p in layer.parameters()) for layer, _ in runs.values()}
+    (parameters,) = {sum(p.numel() for p in layer.parameters()) for layer, _ in runs.values()}  # one number for all
 
     def paint(canvas):
         ax = canvas.subplots()
@@ -220,7 +220,8 @@ def several_reads(counts: tuple[int, ...] = (1, 2, 4, 8, 16), seed: int = 0) -> 
         "Loss against training step for 1, 2, 4, 8 and 16 heads. One head stays at 0.75 and two heads at 0.5, on their "
         f"dotted floors. Four and eight heads fall to zero. Sixteen heads are slower and end at {final[16]:.2f}."
     )
-    return draw(paint, alt, size=(6.4, 4.2)), {"final": final, "parameters": parameters.pop()}
+    texts = {f"reads-{H}": f"{loss:.2f}" for H, loss in final.items()}
+    return draw(paint, alt, size=(6.4, 4.2)), texts | {"reads-parameters": f"{parameters:,}"}
 
 
 def shared_heads(sizes: tuple[int, ...] = (4, 2, 1), H: int = 4, seed: int = 0) -> tuple[Figure, dict]:
@@ -242,13 +243,16 @@ def shared_heads(sizes: tuple[int, ...] = (4, 2, 1), H: int = 4, seed: int = 0) 
         ax.set_xticks(range(len(sizes)), [f"K = {K}\n{100 * K // H} % of the cache" for K in sizes])
         ax.legend(loc="upper left", fontsize=9)
         ax.grid(axis="x", visible=False)
+        ax.set_axisbelow(True)
 
     alt = (
         "Bars of the error after training for K = 4, 2 and 1. Where all reads want the same field, the error is zero "
         f"for every K. Where each wants its own, it is {final[True][4]:.2f}, {final[True][2]:.2f} and "
         f"{final[True][1]:.2f}."
     )
-    return draw(paint, alt, size=(6.4, 3.4)), final
+    names = {False: "same", True: "own"}
+    texts = {f"{names[own]}-{K}": f"{loss:.2f}" for own, losses in final.items() for K, loss in losses.items()}
+    return draw(paint, alt, size=(6.4, 3.4)), texts
 
 
 @contextlib.contextmanager
@@ -275,7 +279,7 @@ def _ablate(layer, field: int) -> dict:
     growth = torch.stack([error(everyone - one) - whole for one in torch.eye(layer.n_heads)])
     spare = growth.mean(1) < 0.02
     together = (error(everyone - spare.float()) - whole).mean().item()
-    return {"growth": growth, "spare": int(spare.sum()), "spare_together": together, "whole": whole.mean().item()}
+    return {"growth": growth, "spare": int(spare.sum()), "spare_together": together}
 
 
 def ablation(H: int = 8, fields: tuple[int, ...] = (8, 4), seed: int = 0, others: tuple[int, ...] = (1, 2, 3)):
@@ -298,8 +302,17 @@ def ablation(H: int = 8, fields: tuple[int, ...] = (8, 4), seed: int = 0, others
         f"removed. Fields of {fields[0]} numbers: {H - spares[0]} of {H} heads matter, each for about half of one "
         f"read. Fields of {fields[1]} numbers: {spares[1]} of {H} heads can be removed with almost no effect."
     )
-    found["others"] = [_ablate(train(H, H, fields[1], seed=other)[0], fields[1])["spare"] for other in others]
-    return draw(paint, alt, size=(6.4, 3.8)), found
+    wide, narrow = (found[field] for field in fields)
+    elsewhere = [_ablate(train(H, H, fields[1], seed=other)[0], fields[1])["spare"] for other in others]
+    texts = {
+        "wide-least": f"{wide['growth'].amax(1).min():.2f}",
+        "wide-most": f"{wide['growth'].max():.2f}",
+        "narrow-most": f"{narrow['growth'].max():.2f}",
+        "narrow-spare": str(narrow["spare"]),
+        "narrow-together": f"{narrow['spare_together']:.2f}",
+        "narrow-others": ", ".join(map(str, elsewhere)),
+    }
+    return draw(paint, alt, size=(6.4, 3.8)), texts
 
 
 # --- what it costs -----------------------------------------------------------------------------------------------
@@ -373,32 +386,45 @@ def cache_size() -> tuple[Figure, dict]:
         f"{numbers[8][4096]:.2f} GiB and MQA {numbers[1][4096]:.2f} GiB. Below, a small model: the measured points lie "
         f"{'exactly on' if equal else 'off'} the counted lines."
     )
-    figure = draw(paint, alt, size=(6.4, 5.6))
-    return figure, {"gib": numbers, "equal": equal, "measured": measured, "short": short, "small": small}
+    texts = {f"gib-{K}-{T}": f"{gib:.2f}".rstrip("0").rstrip(".") for K in kinds for T, gib in numbers[K].items()}
+    return draw(paint, alt, size=(6.4, 5.6)), texts | {"kv-equal": "equal" if equal else "not equal"}
 
 
-def work(C: int = 64, D: int = 16, B: int = 2, T: int = 48, S: int = 80) -> list[dict]:
+def work(C: int = 64, B: int = 2, T: int = 48, S: int = 80) -> dict:
     """Parameters and multiply-adds of a few shapes, counted by formula and measured by PyTorch."""
-    rows = []
+    texts, equal = {}, True
     for H, K in ((1, 1), (4, 4), (4, 2), (4, 1)):
-        width = C // H
-        layer = _layer(0, C, H, K, head_dim=width)
+        D = C // H
+        layer = _layer(0, C, H, K)
         x, context = torch.randn(B, T, C, generator=_rng(1)), torch.randn(B, S, C, generator=_rng(2))
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             layer(x, context)
-        projections = 2 * B * T * C * H * width + 2 * B * S * C * K * width
-        rows.append(
-            {
-                "H": H,
-                "K": K,
-                "parameters": 2 * C * width * (H + K),
-                "parameters measured": sum(p.numel() for p in layer.parameters()),
-                "multiply-adds": projections + 2 * B * T * S * H * width,
-                "multiply-adds measured": counter.get_total_flops() // 2,  # PyTorch counts a multiply-add as 2
-                "weights": B * H * T * S,
-            }
-        )
-    return rows
+        parameters = 2 * C * D * (H + K)
+        multiply_adds = 2 * B * T * C * H * D + 2 * B * S * C * K * D + 2 * B * T * S * H * D
+        equal &= parameters == sum(p.numel() for p in layer.parameters())
+        equal &= 2 * multiply_adds == counter.get_total_flops()  # PyTorch counts a multiply-add as 2
+        texts |= {f"parameters-{H}-{K}": f"{parameters:,}", f"multiply-adds-{H}-{K}": f"{multiply_adds:,}"}
+        texts |= {f"weights-{H}-{K}": f"{B * H * T * S:,}"}
+    return texts | {"work-equal": "equal" if equal else "not equal"}
+
+
+def published() -> dict:
+    """KV bytes of one token in published models, and of the exercise's model."""
+    models = {  # L, K, D
+        "gpt2-xl": (48, 25, 64),
+        "llama2-7b": (32, 32, 128),
+        "llama2-70b": (80, 8, 128),
+        "mistral-7b": (32, 8, 128),
+        "llama3-8b": (32, 8, 128),
+        "llama3-405b": (126, 8, 128),
+        "gemma-2b": (18, 1, 256),
+        "qwen3-0.6b": (28, 8, 128),
+    }
+    texts = {f"token-{name}": f"{kv_bytes(L, 1, 1, K, D) / 1024:.0f}" for name, (L, K, D) in models.items()}
+    for K in (32, 8):
+        gib = kv_bytes(32, 1, 4096, K, 128) / GIB
+        texts |= {f"hand-{K}": f"{gib:g}", f"fit-{K}": f"{16 / gib:g}"}
+    return texts
 
 
 # --- what breaks -------------------------------------------------------------------------------------------------
@@ -423,17 +449,14 @@ def reshapes(T: int = 8, H: int = 4) -> tuple[Figure, dict]:
             _cells(ax, seen.float(), kind, "input token", "" if i else "output token")
 
     causal = attention.causal_mask(T)
-    numbers = {
-        "right": right.equal(causal),
-        "block": int(split.sum(1).max()),
-        "future": int((merge & ~causal).sum()),
-    }
+    assert right.equal(causal)  # else the layer itself is broken
+    block, future = int(split.sum(1).max()), int((merge & ~causal).sum())
     alt = (
-        "Three tables of output tokens by input tokens, dark where the output depends on the input. Right: a lower "
-        f"triangle. Split by view only: blocks of {numbers['block']} tokens on the diagonal, nothing outside. "
-        f"Merge by view only: {numbers['future']} cells above the diagonal are dark, outputs that depend on the future."
+        "Three tables of output tokens by input tokens, shaded where the output depends on the input. Right: a lower "
+        f"triangle. Split by view only: blocks of {block} tokens on the diagonal, nothing outside. "
+        f"Merge by view only: {future} cells above the diagonal are shaded: the future."
     )
-    return draw(paint, alt, size=(6.6, 2.7)), numbers
+    return draw(paint, alt, size=(6.6, 2.7)), {"block": str(block), "future": str(future)}
 
 
 def mistakes(H: int = 4, seed: int = 0) -> dict:
@@ -445,4 +468,4 @@ def mistakes(H: int = 4, seed: int = 0) -> dict:
     with _with(**MISTAKES["tiled"]), torch.no_grad():
         found["tiled, loaded"] = _error(layer, *questions(256, 8, _rng(1_000_003), 4, True)).mean().item()
     found["tiled, trained"] = _final(train(H, split="tiled", **grouped)[1])
-    return found
+    return {f"mistake-{name}": f"{loss:.2f}" for name, loss in found.items()}

@@ -54,7 +54,7 @@ def test_every_check_belongs_to_a_piece():
     assert tests == used
 
 
-# 2. Every misconception is rejected and diagnosed as itself ------------------------------------------------------------
+# 2. Every misconception is rejected and diagnosed as itself -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "misconception"), WRONG)
@@ -126,7 +126,7 @@ def test_replacement_reaches_what_is_built_from_it(name):
     assert pieces.in_use(name) is pieces.reference(name)
 
 
-# 5. An untouched stub is not written yet, and never wrong --------------------------------------------------------------
+# 5. An untouched stub is not written yet, and never wrong -------------------------------------------------------------
 
 
 def _stub(name):

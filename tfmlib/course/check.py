@@ -44,7 +44,7 @@ class Result:
         return self.status == PASSED
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What the checks say of a piece. `hint` is the sentence of the misconception that it shows, or None."""
 
@@ -94,6 +94,8 @@ class Report:
         if self.printed:
             lines += ["Your code printed:", *(f"   {line}" for line in self.printed.splitlines())]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         mark = "✓" if self.passed else "·" if self.unwritten else "✗"
@@ -303,17 +305,27 @@ def _shortened(text: str, most: int = 600) -> str:
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def namespace_of(piece: Callable) -> dict:
-    """The global names that a piece's own code sees; empty for a built-in."""
-    seen: set[int] = set()
+def _own_function(piece: Callable) -> Callable | None:
+    """A function written in Python that is the piece, or a method of it; None for a built-in."""
     for candidate in (piece, *vars(piece).values()) if inspect.isclass(piece) else (piece,):
         candidate = inspect.unwrap(candidate) if callable(candidate) else candidate
-        while isinstance(candidate, functools.partial) and id(candidate) not in seen:
-            seen.add(id(candidate))
+        while isinstance(candidate, functools.partial):
             candidate = candidate.func
-        if hasattr(candidate, "__globals__"):
-            return candidate.__globals__
-    return {}
+        if inspect.isfunction(candidate):
+            return candidate
+    return None
+
+
+def namespace_of(piece: Callable) -> dict:
+    """The global names that a piece's own code sees; empty for a built-in."""
+    function = _own_function(piece)
+    return function.__globals__ if function else {}
+
+
+def source_file(piece: Callable) -> str | None:
+    """The name of the file, or of the notebook's cell, that a piece was written in."""
+    function = _own_function(piece)
+    return function.__code__.co_filename if function else None
 
 
 @contextlib.contextmanager

@@ -139,9 +139,9 @@ def release_notebooks(top: Path, solutions: dict[str, str]) -> dict[str, str]:
             source = paths.solution(Path(folder), lab)
             source.parent.mkdir(parents=True)
             source.write_text(text, encoding="utf-8")
-            converter = GenerateAssignment(coursedir=CourseDirectory(config=config), config=config)
-            converter.no_database = True
-            converter.start()
+            config.GenerateAssignment.no_database = True
+            config.SaveCells.enabled = False
+            GenerateAssignment(coursedir=CourseDirectory(config=config), config=config).start()
             made[lab] = paths.release(Path(folder), lab).read_text(encoding="utf-8")
     return made
 

@@ -6,7 +6,6 @@ the names of `tfmlib.<module>` that it does not define, then one section for eac
 
 import ast
 import builtins
-import inspect
 import linecache
 import os
 import re
@@ -216,17 +215,12 @@ def _self_contained(piece: Callable, name: str, scope: dict) -> str:
 
 def _cells(piece: Callable) -> list[str]:
     """The learner's sources, the one that defines the piece first, then the newest."""
-    own = _source_file(piece)
+    from tfmlib.course.check import source_file
+
+    own = source_file(piece)
     names = [own] if own else []
     names += [n for n in reversed(list(linecache.cache)) if "ipykernel" in n or n.startswith("<ipython-input")]
     return ["".join(linecache.getlines(n)) for n in dict.fromkeys(names)]
-
-
-def _source_file(piece: Callable) -> str | None:
-    piece = inspect.unwrap(piece)
-    candidates = [piece, *vars(piece).values()] if inspect.isclass(piece) else [piece]
-    codes = (getattr(candidate, "__code__", None) for candidate in candidates)
-    return next((code.co_filename for code in codes if code is not None), None)
 
 
 def _binding(name: str, cells: list[str]) -> str | None:

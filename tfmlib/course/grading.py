@@ -1,0 +1,203 @@
+"""Run labs as learners do, and show the whole grading cycle on five made-up learners.
+
+The cycle itself is stock nbgrader, run as its command line in a folder laid out like the course's own.
+"""
+
+import ast
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfmlib import pieces
+from tfmlib.course import notebooks, paths
+
+# Submissions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A made-up learner, the points that each lab should earn, and why."""
+
+    name: str
+    expected: dict[str, float]
+    why: str
+    hints: tuple[str, ...] = ()  # what the feedback must say
+
+
+def learners() -> list[Learner]:
+    """The five learners of the demonstration."""
+    full = {lab: sum(piece.points for piece in table) for lab, table in pieces.chapters().items()}
+    weights, repeat = pieces.find("attention_weights").points, pieces.find("repeat_kv").points
+    # A wrong piece earns the share of its checks that hold. Other pieces use the reference, so they lose nothing.
+    return [
+        Learner("solved", full, "everything is right"),
+        Learner("untouched", dict.fromkeys(full, 0.0), "nothing is written yet"),
+        Learner(
+            "misconception",
+            {
+                "03-attention": full["03-attention"] - weights + weights * 1 / 10,
+                "04-heads": full["04-heads"] - repeat + repeat * 1 / 5,
+            },
+            "one piece wrong in each lab, the rest right",
+            ("The softmax runs over the queries", "The heads come out as a, b, a, b"),
+        ),
+        Learner("half", {"03-attention": 5.0, "04-heads": 3.0}, "three pieces done; two pieces done"),
+        Learner("other_style", full, "right in another style, with warnings and prints"),
+    ]
+
+
+def submission(top: Path, learner: str, lab: str):
+    """A learner's notebook: the released one, with the pieces that stand in the learner's files filled in."""
+    import nbformat
+
+    notebook = nbformat.read(paths.release(top, lab), as_version=4)
+    sources = _sources(top, learner, lab)
+    for cell in notebook.cells:
+        identity = cell.metadata.get("nbgrader", {}).get("grade_id")
+        if identity in sources:
+            cell.source = sources[identity]
+    return notebook
+
+
+def _sources(top: Path, learner: str, lab: str) -> dict[str, str]:
+    """What a learner wrote for each piece of a lab."""
+    table = pieces.chapters()[lab]
+    if learner == "solved":
+        return {piece.name: notebooks.solution_source(piece.name) for piece in table}
+    found: dict[str, str] = {}
+    for module in dict.fromkeys(piece.module for piece in table):
+        path = top / "tests" / "submissions" / learner / f"{module}.py"
+        if path.is_file():
+            found |= _pieces_in(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _pieces_in(text: str) -> dict[str, str]:
+    """The pieces a file defines. The first one's cell also gets what stands outside pieces, as learners do it."""
+    body = ast.parse(text).body
+    names = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))} & set(pieces.PIECES)
+    shared = [node for node in body[1:] if getattr(node, "name", None) not in names]  # without the file's docstring
+    found: dict[str, str] = {}
+    for node in body:
+        if getattr(node, "name", None) in names:
+            parts = [node] if found else [*shared, node]
+            found[node.name] = "\n\n".join(ast.get_source_segment(text, part) for part in parts)
+    return found
+
+
+# Running a notebook ---------------------------------------------------------------------------------------------------
+
+
+def run(notebook, folder: Path, variables: dict[str, str] | None = None):
+    """Run a notebook from top to bottom in a folder, as a learner would; returns it with outputs.
+
+    An exception in a cell is kept as that cell's output, and the run goes on.
+    """
+    from nbclient import NotebookClient
+
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, **(variables or {})}
+    client = NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=environment)
+    return notebook
+
+
+def errors(notebook) -> list[str]:
+    """The exceptions that a run notebook's cells ended with."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [f"{output.ename}: {output.evalue}" for output in outputs if output.output_type == "error"]
+
+
+def points(notebook) -> dict[str, float]:
+    """What nbgrader gives for each check of a run notebook, by piece."""
+    from nbgrader.utils import determine_grade, is_grade
+
+    cells = [cell for cell in notebook.cells if is_grade(cell)]
+    return {cell.metadata.nbgrader.grade_id.removeprefix("check-"): determine_grade(cell)[0] for cell in cells}
+
+
+# The whole cycle ------------------------------------------------------------------------------------------------------
+
+
+def nbgrader(folder: Path, *arguments: str) -> str:
+    """Run stock nbgrader's command line in a folder; returns what it said. Raises RuntimeError if it fails."""
+    scripts = str(Path(sys.executable).parent)  # nbgrader calls alembic by name
+    environment = {**os.environ, "PATH": os.pathsep.join([scripts, os.environ.get("PATH", "")])}
+    command = [sys.executable, "-m", "nbgrader", *arguments]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    said = ended.stdout + ended.stderr
+    if ended.returncode:
+        raise RuntimeError(f"`nbgrader {' '.join(arguments)}` failed in {folder}:\n{said}")
+    return said
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What one learner got for one lab, and what it should have been."""
+
+    learner: Learner
+    lab: str
+    points: float
+    max_points: float
+
+    @property
+    def right(self) -> bool:
+        return abs(self.points - self.learner.expected[self.lab]) < 1e-9
+
+
+def demo(top: Path, folder: Path) -> Iterator[str]:
+    """Make the submissions in a folder laid out like the course, and grade them; yields a line for each step."""
+    import nbformat
+
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    shutil.copy2(top / "nbgrader_config.py", folder)
+    labs = paths.labs(top)
+    for lab in labs:
+        paths.solution(folder, lab).parent.mkdir(parents=True)
+        nbformat.write(notebooks.solution_notebook(top, lab), paths.solution(folder, lab))
+        yield f"nbgrader generate_assignment {lab}"
+        nbgrader(folder, "generate_assignment", lab)
+        for learner in learners():
+            target = folder / "submitted" / learner.name / lab / f"{lab}.ipynb"
+            target.parent.mkdir(parents=True)
+            nbformat.write(submission(top, learner.name, lab), target)
+    for lab in labs:
+        for step in ("autograde", "generate_feedback"):
+            yield f"nbgrader {step} {lab}"
+            nbgrader(folder, step, lab)
+    yield "nbgrader export"
+    nbgrader(folder, "export")
+
+
+def grades(folder: Path) -> list[Grade]:
+    """The exported grades of the demonstration."""
+    table = {learner.name: learner for learner in learners()}
+    with open(folder / "grades.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    found = [
+        Grade(table[row["student_id"]], row["assignment"], float(row["score"]), float(row["max_score"])) for row in rows
+    ]
+    return sorted(found, key=lambda grade: (list(table).index(grade.learner.name), grade.lab))
+
+
+def feedback(folder: Path, learner: str, lab: str) -> str:
+    """The HTML that a learner of the demonstration gets back."""
+    return (folder / "feedback" / learner / lab / f"{lab}.html").read_text(encoding="utf-8")
+
+
+def as_table(found: list[Grade]) -> str:
+    """The grades as text, with what each should be."""
+    lines = [f"{'learner':14}{'lab':15}{'points':>8}{'should be':>11}{'of':>5}   "]
+    for grade in found:
+        should = grade.learner.expected[grade.lab]
+        verdict = "ok" if grade.right else "WRONG"
+        numbers = f"{grade.points:8g}{should:11g}{grade.max_points:5g}"
+        lines.append(f"{grade.learner.name:14}{grade.lab:15}{numbers}   {verdict:6} {grade.learner.why}")
+    return "\n".join(lines)

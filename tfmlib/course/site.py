@@ -1,0 +1,37 @@
+"""Build the site: Jupyter Book, from the root of the clone, with warnings as errors."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def build(top: Path) -> Path:
+    """Build the site into `_build/html`; returns its first page. Raises RuntimeError if there is any warning.
+
+    Jupyter Book keeps what a lesson's cells printed, and sees changes of the lesson only. The figures also depend on
+    tfmlib and on the locked versions: when those have changed, everything is built anew.
+    """
+    target = top / "_build"
+    key_file, key = target / "execution-key", execution_key(top)
+    if not key_file.is_file() or key_file.read_text() != key:
+        for folder in (".jupyter_cache", ".doctrees", "jupyter_execute", "html"):
+            shutil.rmtree(target / folder, ignore_errors=True)
+    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(top), "-W", "--keep-going"]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    ended = subprocess.run(command, cwd=top, env=environment, check=False)
+    if ended.returncode:
+        raise RuntimeError("the site was not built: the warnings and errors above say why")
+    key_file.write_text(key)
+    return target / "html" / "index.html"
+
+
+def execution_key(top: Path) -> str:
+    """A digest of all that the lessons' cells depend on, besides the lessons."""
+    digest = hashlib.sha256()
+    files = [*top.glob("tfmlib/**/*.py"), *top.glob("book/**/*.py"), top / "requirements.lock"]
+    for path in sorted(path for path in files if path.is_file()):
+        digest.update(str(path.relative_to(top)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
