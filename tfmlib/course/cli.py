@@ -105,7 +105,8 @@ def make_notebooks(options: argparse.Namespace) -> int:
         return 1
     for path in written:
         print(f"wrote {path.relative_to(top)}")
-    print(f"{len(written)} notebooks written; the others were up to date")
+    if not written:
+        print("every notebook is up to date")
     return 0
 
 

@@ -1,0 +1,170 @@
+"""The commands: what they print, and that none of them touches a learner's work."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfmlib import pieces
+from tfmlib.course import cli, notebooks, paths
+
+TOP = paths.root()
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone of the course whose environment is this one, and in which a learner has worked."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=True).stdout
+    clone = tmp_path / "course"
+    for name in tracked.split("\0"):
+        if name and (TOP / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(TOP / name, clone / name)
+    git(clone, "init", "-q")
+    git(clone, "add", "-A")
+    git(clone, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "a version")
+    environment = clone / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    python = f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}" "$@"\n'
+    write_script(environment / "python", python)
+    write_script(environment / "tfm", f'#!/bin/sh\nexec "{environment}/python" -m tfmlib.course.cli "$@"\n')
+    write_script(environment / "ruff", f'#!/bin/sh\nexec "{sys.executable}" -m ruff "$@"\n')
+    (clone / ".venv" / ".installed").touch()
+    return clone
+
+
+def write_script(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def git(folder, *arguments):
+    subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def half_done(clone):
+    """A learner's work: a notebook half done, one opened in place, and a kept piece. Returns the files."""
+    cli.copy_labs(clone)
+    own = paths.own_copy(clone, "03-attention")
+    own.write_text(own.read_text().replace("raise NotImplementedError", "return x  # my half-done idea", 1))
+    mine = clone / "work" / "mine" / "attention.py"
+    mine.parent.mkdir(parents=True)
+    mine.write_text('"""My pieces."""\n# ---- your pieces ----\n\nMINE = 1\n')
+    in_place = paths.release(clone, "04-heads")
+    in_place.write_text(in_place.read_text().replace("raise NotImplementedError", "return x  # worked in place", 1))
+    beside = clone / "notebooks" / "mine" / "heads.py"
+    beside.parent.mkdir()
+    beside.write_text("# kept beside a lab that was opened in place\n")
+    return [own, mine, in_place, beside]
+
+
+def make(clone, target, *variables):
+    return subprocess.run(
+        ["make", target, "PYTEST=true", *variables], cwd=clone, capture_output=True, text=True, check=False, timeout=600
+    )
+
+
+def test_no_command_touches_a_learners_work(clone):
+    """Work half done, then every make target, and a new version of the course."""
+    files = half_done(clone)
+    before = {path: path.read_bytes() for path in files}
+    write_script(clone / ".venv" / "bin" / "jupyter-lab-stand-in", "#!/bin/sh\n")
+
+    ended = {target: make(clone, target) for target in ("course", "test", "notebooks", "check", "clean")}
+    ended["lab"] = subprocess.run(
+        [clone / ".venv" / "bin" / "tfm", "lab", "--no-open"], cwd=clone, capture_output=True, text=True, check=False
+    )
+    assert {path: path.read_bytes() for path in files} == before
+    assert ended["course"].returncode == 0, ended["course"].stdout + ended["course"].stderr
+    assert "Open " in ended["course"].stdout.splitlines()[-2]
+    assert "make lab" in ended["course"].stdout.splitlines()[-1]
+    # The notebook opened in place differs from its source: the author's commands say so, and leave it.
+    assert ended["notebooks"].returncode != 0
+    assert "notebooks/04-heads/04-heads.ipynb: changed by hand" in ended["notebooks"].stdout
+
+    # A new version of the course changes both labs. What lies in work/ is untouched, and make lab adds what is new.
+    git(clone, "stash", "-q")  # what any git user does with a notebook changed in place
+    for lab in paths.labs(clone):
+        source = paths.source(clone, lab)
+        source.write_text(source.read_text().replace("## What you can see with it", "## See it"))
+    for path in clone.glob("solutions/*/*.ipynb"):
+        path.unlink()
+    assert make(clone, "notebooks").returncode == 0
+    git(clone, "add", "-A")
+    git(clone, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "a new version")
+    shutil.rmtree(paths.own_copy(clone, "04-heads").parent)
+    assert cli.copy_labs(clone) == ["04-heads"]
+    assert "## See it" in paths.own_copy(clone, "04-heads").read_text()
+    git(clone, "stash", "pop")  # comes back as it was, or as a conflict that git shows; nothing is lost
+    for path in (files[0], files[1], files[3]):
+        assert path.read_bytes() == before[path]
+
+
+def test_grade_demo_runs_in_its_own_folder():
+    """It must not touch submissions or the gradebook of the course itself."""
+    text = Path(cli.__file__).read_text()
+    assert '"_build" / "grade-demo"' in text
+
+
+def test_lab_copies_once(clone, capsys):
+    assert cli.copy_labs(clone) == paths.labs(clone)
+    own = paths.own_copy(clone, "03-attention")
+    own.write_text("mine")
+    assert cli.copy_labs(clone) == []
+    assert own.read_text() == "mine"
+
+
+def test_progress_shows_what_is_kept(tmp_path, capsys):
+    assert cli.main(["progress", "--mine", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 20 points in all" in out
+    section = (
+        "# ---- piece: repeat_kv, passed 2026-01-02 03:04 ----\ndef repeat_kv(): ...\n# ---- end of repeat_kv ----\n"
+    )
+    (tmp_path / "heads.py").write_text(section)
+    assert cli.main(["progress", "--mine", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "[x] repeat_kv" in out
+    assert "passed 2026-01-02 03:04" in out
+    assert "04-heads   2 of 10 points" in out
+
+
+def test_check_judges_a_file(tmp_path, capsys):
+    right, wrong, empty = (tmp_path / name for name in ("right.py", "wrong.py", "empty.py"))
+    right.write_text(notebooks.solution_source("merge_heads").join(["from torch import Tensor\n", "\n"]))
+    wrong.write_text("def merge_heads(x):\n    return x.sum(1)\n")
+    empty.write_text("x = 1\n")
+    assert cli.main(["check", str(right)]) == 0
+    assert "merge_heads passes" in capsys.readouterr().out
+    assert cli.main(["check", str(wrong)]) == 1
+    assert "Likely: The heads are added up." in capsys.readouterr().out
+    assert cli.main(["check", str(empty)]) == 1
+    assert "no piece is defined there; the pieces are softmax" in capsys.readouterr().out
+    assert cli.main(["check", str(tmp_path / "notes.txt")]) == 2
+    assert cli.main(["check", "--mine", str(tmp_path / "none")]) == 1
+    assert "no pieces in" in capsys.readouterr().out
+
+
+def test_notebooks_check_fails_on_a_stale_notebook(clone, monkeypatch, capsys):
+    monkeypatch.setattr(paths, "root", lambda: clone)
+    assert cli.main(["notebooks", "--check"]) == 0
+    source = paths.source(clone, "03-attention")
+    source.write_text(source.read_text().replace("# # Lab 03", "# # Another title"))
+    assert cli.main(["notebooks", "--check"]) == 1
+    assert "notebooks/03-attention/03-attention.ipynb is not what" in capsys.readouterr().out
+
+
+def test_grade_asks_for_a_lab_that_exists(capsys):
+    assert cli.main(["grade", "99-nothing"]) == 2
+    assert "03-attention, 04-heads" in capsys.readouterr().out
+
+
+def test_the_table_of_pieces_is_sound():
+    for piece in pieces.PIECES.values():
+        assert hasattr(piece.home, piece.name)
+        assert piece.points > 0
+        assert piece.chapter.split("-", 1)[1] == piece.module or piece.chapter[:2].isdigit()
+    with pytest.raises(ValueError, match="'softmacks' is not a piece of the course"):
+        pieces.find("softmacks")

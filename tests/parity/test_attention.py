@@ -1,0 +1,64 @@
+"""The reference agrees with implementations that others wrote, on shapes and masks drawn at random."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tfmlib import attention, heads
+
+from ..same import filled, rng, same
+
+sizes = st.integers(1, 9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lead=st.lists(st.integers(1, 3), max_size=3), T=sizes, S=sizes, D=sizes, Dv=sizes, seed=st.integers(0, 2**20))
+def test_attention_equals_torch_for_any_shape_and_mask(lead, T, S, D, Dv, seed):
+    g = rng(seed)
+    q, k, v = (torch.randn(*lead, *shape, generator=g).double() for shape in [(T, D), (S, D), (S, Dv)])
+    mask = torch.rand(T, S, generator=g) < 0.5
+    blind = ~mask.any(-1)
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | blind[:, None])
+    want[..., blind, :] = 0.0
+    same(attention.scaled_dot_product_attention(q, k, v, mask), want, "attention")
+    same(attention.attention_weights(q, k, mask) @ v, want, "weights @ v")
+
+
+@settings(max_examples=40, deadline=None)
+@given(T=sizes, S=sizes)
+def test_causal_mask_equals_torchs_lower_right_bias(T, S):
+    if T > S:
+        with pytest.raises(ValueError, match="must be the last"):
+            attention.causal_mask(T, S)
+        return
+    q, k, v = (torch.randn(n, 4, generator=rng(n)).double() for n in (T, S, S))
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=nn.attention.bias.causal_lower_right(T, S))
+    same(F.scaled_dot_product_attention(q, k, v, attn_mask=attention.causal_mask(T, S)), want, "causal attention")
+
+
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(4, 4, 8), (4, 2, 8), (6, 1, 4), (8, 2, 6)])
+def test_multi_head_attention_equals_transformers_llama(n_heads, n_kv_heads, head_dim):
+    """With copied weights: grouped heads, rotary positions, and H*D != C among the shapes."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    from transformers import LlamaConfig
+
+    C, T = 32, 11
+    config = LlamaConfig(
+        hidden_size=C,
+        num_attention_heads=n_heads,
+        num_key_value_heads=n_kv_heads,
+        head_dim=head_dim,
+        attn_implementation="eager",
+        max_position_embeddings=64,
+    )
+    theirs = llama.LlamaAttention(config, layer_idx=0).eval()
+    ours = filled(heads.MultiHeadAttention(C, n_heads, n_kv_heads, head_dim, rope_base=10_000.0))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, T, C, generator=rng(5))
+    rotation = llama.LlamaRotaryEmbedding(config)(x, torch.arange(T)[None])
+    additive = torch.zeros(T, T).masked_fill(~attention.causal_mask(T), torch.finfo(torch.float32).min)
+    want = theirs(x, position_embeddings=rotation, attention_mask=additive[None, None])[0]
+    same(ours(x, mask=attention.causal_mask(T)), want, "MultiHeadAttention")
