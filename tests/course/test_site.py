@@ -120,6 +120,12 @@ def test_lab_pages_show_no_solution(built, lab):
                     assert line.strip() not in text
 
 
+@pytest.mark.parametrize("lab", paths.labs(TOP))
+def test_lab_pages_are_exercise_sheets_not_executed(built, lab):
+    page = pages(built)[Path(f"notebooks/{lab}/{lab}.html")]
+    assert "cell_output" not in page.text
+
+
 def test_lessons_hold_no_traceback_and_no_unresolved_number(built):
     for lab in paths.labs(TOP):
         text = pages(built)[Path(f"book/{lab}.html")].text

@@ -100,7 +100,8 @@ class Report:
     def _repr_html_(self) -> str:
         mark = "✓" if self.passed else "·" if self.unwritten else "✗"
         color = {"✓": "#2e8540", "·": "#8a8a8a", "✗": "#c4420f"}
-        parts = [f'<div style="border-left:4px solid {color[mark]};padding:0.2em 0.9em;margin:0.3em 0">']
+        style = f"border-left:4px solid {color[mark]};padding:0.2em 0.9em;margin:0.3em 0"
+        parts = [f'<div class="course-report" style="{style}">']
         parts.append(f"<div><b>{mark} <code>{html.escape(self.piece)}</code></b> &nbsp;{self.headline}</div>")
         if not self.passed and not self.unwritten:
             parts += [_result_html(result, color) for result in self.results]

@@ -19,13 +19,15 @@ def build(top: Path) -> Path:
     if not key_file.is_file() or key_file.read_text() != key:
         for folder in (".jupyter_cache", ".doctrees", "jupyter_execute", "html"):
             shutil.rmtree(target / folder, ignore_errors=True)
-    command = [sys.executable, "-m", "jupyter_book.cli.main", "build", str(top), "-W", "--keep-going"]
+    main = "from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "build", str(top), "-W", "--keep-going"]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     ended = subprocess.run(command, cwd=top, env=environment, check=False)
-    if ended.returncode:
+    page = target / "html" / "index.html"
+    if ended.returncode or not page.is_file():
         raise RuntimeError("the site was not built: the warnings and errors above say why")
     key_file.write_text(key)
-    return target / "html" / "index.html"
+    return page
 
 
 def execution_key(top: Path) -> str:
