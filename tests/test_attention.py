@@ -151,6 +151,7 @@ def test_queries_are_the_last_keys(causal_mask):
 def test_more_queries_than_keys_is_an_error(causal_mask):
     """More queries than keys is a ValueError: queries cannot be the last of fewer keys."""
     raises(ValueError, lambda: causal_mask(5, 3), "causal_mask(5, 3)")
+    raises(ValueError, lambda: causal_mask(4, 3), "causal_mask(4, 3)")
 
 
 def test_causal_mask_hides_the_future_in_torch(causal_mask):

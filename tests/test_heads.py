@@ -370,6 +370,9 @@ def test_positions_follow_the_cache(MultiHeadAttention):
     want = _torch_attention(module, 4, 2, x, mask=_causal(T), rope_base=100.0)
     for sizes in ([T], [3, 1, 1], [1, 4]):
         same(_in_chunks(module, x, sizes), want, f"rotary attention fed in chunks of {sizes}")
+    cache = LayerCache()
+    module(x[:, :3], positions=torch.arange(3), cache=cache)
+    same(module(x[:, 3:4], cache=cache), want[:, 3:4], "token 3 after a cache filled at positions 0, 1, 2")
 
 
 def test_a_cache_without_a_mask_shows_everything(MultiHeadAttention):
