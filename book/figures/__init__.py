@@ -1,17 +1,23 @@
 """The lessons' live figures. Each is drawn twice, in colours for a light and for a dark page, and has alt text.
 
-A figure function of a chapter computes its numbers, and returns them together with the figure, so that the page's
-sentences and its picture come from the same run.
+A chapter's function returns its figure together with the numbers that the page quotes, as texts, so that sentences and
+picture come from the same run. The page says `show(*experiment())`, and then `{glue:text}` with a text's name.
 """
 
 import base64
+import contextlib
 import html
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure as Canvas
+from myst_nb import glue
+from torch import Tensor
 
 INK = {"light": "#1f2933", "dark": "#d5dbe1"}
 FAINT = {"light": "#c5ccd3", "dark": "#4a5560"}
@@ -74,3 +80,77 @@ def draw(paint: Callable[[Canvas], None], alt: str, size: tuple[float, float] = 
             canvas.savefig(file, format="svg", transparent=True, metadata={"Date": None})
             svg[theme] = file.getvalue()
     return Figure(svg, alt)
+
+
+# --- on the page -------------------------------------------------------------------------------------------------
+
+
+def put(texts: dict[str, str]) -> None:
+    """Name the texts that the sentences of the page quote."""
+    for name, text in texts.items():
+        glue(name, text, display=False)
+
+
+def show(figure: Figure, texts: dict[str, str]) -> Figure:
+    """Name the texts and hand on the figure."""
+    put(texts)
+    return figure
+
+
+# --- what the chapters' figures share ----------------------------------------------------------------------------
+
+
+def rng(seed: int) -> torch.Generator:
+    """A generator of its own for every experiment: no figure depends on another."""
+    return torch.Generator().manual_seed(seed)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Small matrices gain nothing from several threads, and one thread always adds in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def ink() -> str:
+    """The text colour of the theme which is being drawn."""
+    return matplotlib.rcParams["text.color"]
+
+
+def colour(i: int) -> str:
+    """The i-th line colour of the theme which is being drawn; after the last the first comes again."""
+    cycle = matplotlib.rcParams["axes.prop_cycle"].by_key()["color"]
+    return cycle[i % len(cycle)]
+
+
+def cells(
+    ax: Axes,
+    rows: Tensor,
+    title: str,
+    x: str,
+    y: str,
+    texts: list[list[str]] | None = None,
+    top: float = 1.0,
+    lines: bool = False,
+) -> None:
+    """Shade a table of numbers from 0 to `top`, row 0 above, with a text or a line between cells; NaN has a colour."""
+    rgb, n_rows, n_columns = to_rgb(colour(0)), *rows.shape
+    shade = LinearSegmentedColormap.from_list("shade", [(*rgb, 0.05), (*rgb, 0.75)])
+    shade.set_bad((*to_rgb(colour(1)), 0.75))
+    ax.imshow(rows.numpy(), cmap=shade, vmin=0, vmax=top)
+    for t, row in enumerate(texts or []):
+        for s, text in enumerate(row):
+            ax.text(s, t, text, ha="center", va="center", fontsize=9)
+    ax.set(title=title, xlabel=x, ylabel=y, xticks=range(n_columns), yticks=range(n_rows))
+    ax.grid(False)
+    if lines:
+        ax.set_xticks([s - 0.5 for s in range(n_columns + 1)], minor=True)
+        ax.set_yticks([t - 0.5 for t in range(n_rows + 1)], minor=True)
+        ax.grid(which="minor", color=(*to_rgb(ink()), 0.3))
+    ax.tick_params(which="both", length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)

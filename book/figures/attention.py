@@ -1,7 +1,4 @@
-"""Chapter 3's experiments. Each returns its figure, where it has one, and the numbers that the page quotes, as texts.
-
-The page says `show(*experiment())`, and then `{glue:text}` with a text's name wherever a sentence needs it.
-"""
+"""Chapter 3's experiments. Each returns its figure, where it has one, and the texts which the page quotes by name."""
 
 import math
 import statistics
@@ -11,53 +8,14 @@ import weakref
 import matplotlib
 import torch
 import torch.nn.functional as F
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-from myst_nb import glue
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tfmlib import attention
 
-from . import Figure, draw
-
-
-def put(texts: dict[str, str]) -> None:
-    """Name the texts that the sentences of the page quote."""
-    for name, text in texts.items():
-        glue(name, text, display=False)
-
-
-def show(figure: Figure, texts: dict[str, str]) -> Figure:
-    """Name the texts and hand on the figure."""
-    put(texts)
-    return figure
-
-
-def _rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _colour(i: int) -> str:
-    """The i-th colour of the theme which is being drawn."""
-    return matplotlib.rcParams["axes.prop_cycle"].by_key()["color"][i]
-
-
-def _grid(ax, rows: list[list[float]], texts: list[list[str]], title: str, x: str, y: str, top: float = 1.0) -> None:
-    """Cells shaded from 0 to `top` with a text in each; NaN has its own colour."""
-    rgb = to_rgb(_colour(0))
-    shade = LinearSegmentedColormap.from_list("shade", [(*rgb, 0.05), (*rgb, 0.75)])
-    shade.set_bad((*to_rgb(_colour(1)), 0.75))
-    ax.imshow(torch.tensor(rows), cmap=shade, vmin=0, vmax=top)
-    for t, row in enumerate(texts):
-        for s, text in enumerate(row):
-            ax.text(s, t, text, ha="center", va="center", fontsize=9)
-    ax.set(title=title, xlabel=x, ylabel=y, xticks=range(len(rows[0])), yticks=range(len(rows)))
-    ax.grid(False)
-    ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+from . import Figure, cells, colour, draw, ink, one_thread, rng
 
 
 # --- by hand -----------------------------------------------------------------------------------------------------
@@ -103,7 +61,7 @@ def scaling(
 
     Three kinds: "scaled" by 1/sqrt(D), "plain" without a scale, "small" by 1/sqrt(n_heads * D), a common mistake.
     """
-    generator = _rng(seed)
+    generator = rng(seed)
     kinds = ("scaled", "plain", "small")
     names = ("variance", "largest", "entropy", "jacobian", "median", "stuck")
     found = {kind: {name: {} for name in names} for kind in kinds}
@@ -144,7 +102,7 @@ def scaling(
         axes[0, 0].set_yscale("log")
         axes[0, 0].set_ylim(0.5, 2 * max(widths))
         axes[0, 0].legend(fontsize=9)
-        axes[1, 1].plot(widths, plain["median"].values(), "^:", color=_colour(3), label="without, median")
+        axes[1, 1].plot(widths, plain["median"].values(), "^:", color=colour(3), label="without, median")
         axes[1, 1].legend(*(part[-1:] for part in axes[1, 1].get_legend_handles_labels()), fontsize=9)
 
     low, high = widths[0], widths[-1]
@@ -186,7 +144,7 @@ def masks() -> Figure:
         axes = canvas.subplots(1, 3, sharex=True)
         for ax, (title, mask) in zip(axes, grids, strict=True):
             texts = [["1" if seen else "" for seen in row] for row in mask.tolist()]
-            _grid(ax, mask.float().tolist(), texts, title, "key s", "query t")
+            cells(ax, mask.float(), title, "key s", "query t", texts)
 
     alt = (
         "Three grids, one row for a query, one column for a key, 1 where the query may look. causal_mask(5) is a lower "
@@ -207,7 +165,7 @@ def _layer(x: Tensor, projections: Tensor, mask: Tensor | None) -> Tensor:
 
 def influence(mask: Tensor | None, T: int = 6, C: int = 8, n_layers: int = 3, seed: int = 3) -> Tensor:
     """How far output t moves when token s is replaced: (T, T), by a stack of layers."""
-    generator = _rng(seed)
+    generator = rng(seed)
     x = torch.randn(T, C, generator=generator)
     layers = torch.randn(n_layers, 3, C, C, generator=generator) / math.sqrt(C)
     other = torch.randn(T, C, generator=generator)
@@ -233,7 +191,7 @@ def future(T: int = 6) -> tuple[Figure, dict[str, str]]:
         for ax, (title, moved) in zip(canvas.subplots(1, 2), pairs, strict=True):
             texts = [["0" if change == 0 else f"{change:.1f}" for change in row] for row in moved.tolist()]
             top = max(moved.max().item() for _, moved in pairs)
-            _grid(ax, moved.tolist(), texts, title, "token s that is replaced", "output t", top)
+            cells(ax, moved, title, "token s that is replaced", "output t", texts, top)
 
     ahead = torch.ones(T, T, dtype=torch.bool).triu(1)  # outputs before the replaced token
     causal, free = (moved[ahead] for _, moved in pairs)
@@ -247,7 +205,7 @@ def future(T: int = 6) -> tuple[Figure, dict[str, str]]:
 
 def one_pass_or_many(T: int = 64, C: int = 32, seed: int = 1) -> dict[str, str]:
     """The rows of one masked pass against T separate passes over the prefixes, without any mask."""
-    generator = _rng(seed)
+    generator = rng(seed)
     x = torch.randn(T, C, generator=generator)
     projections = torch.randn(3, C, C, generator=generator) / math.sqrt(C)
     together = _layer(x, projections, attention.causal_mask(T))
@@ -344,7 +302,7 @@ def cost(
 ) -> tuple[Figure, dict[str, str]]:
     """Time and memory of one head, one sequence, against T = S; PyTorch's fused function for comparison."""
     plain, fused = attention.scaled_dot_product_attention, F.scaled_dot_product_attention
-    generator = _rng(seed)
+    generator = rng(seed)
     cases = [torch.randn(3, 1, 1, T, D, generator=generator).unbind() for T in lengths]
     rows = [
         {
@@ -363,7 +321,7 @@ def cost(
         left, right = canvas.subplots(1, 2)
         left.plot(lengths, [1e3 * t for t in column["time"]], "o-", label="measured")
         guide = [1e3 * column["time"][-1] * (T / lengths[-1]) ** 2 for T in lengths]
-        left.plot(lengths, guide, ":", color=matplotlib.rcParams["text.color"], label="slope 2")
+        left.plot(lengths, guide, ":", color=ink(), label="slope 2")
         left.set(title="Time, one head, one core", ylabel="milliseconds")
         for name, style, label in (
             ("peak", "s-", "alive at the peak"),
@@ -371,7 +329,7 @@ def cost(
             ("scores", ":", r"one score matrix, $4\,T^2$"),
             ("fused", "^--", "kept, fused kernel"),
         ):
-            colour = {"color": matplotlib.rcParams["text.color"]} if name == "scores" else {}
+            colour = {"color": ink()} if name == "scores" else {}
             right.plot(lengths, [n / 1e6 for n in column[name]], style, label=label, **colour)
         right.set(title="Memory, one head", ylabel="MB")
         for ax in (left, right):
@@ -419,7 +377,7 @@ def additive_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def empty_row(T: int = 3, C: int = 4, seed: int = 0) -> tuple[Figure, dict[str, str]]:
     """A batch of one sentence and one empty one; the loss reads the good sentence only."""
-    generator = _rng(seed)
+    generator = rng(seed)
     x = torch.randn(2, T, C, generator=generator)
     start = torch.randn(3, C, C, generator=generator) / math.sqrt(C)
     is_token = torch.tensor([[True] * T, [False] * T])
@@ -451,7 +409,7 @@ def empty_row(T: int = 3, C: int = 4, seed: int = 0) -> tuple[Figure, dict[str, 
                 texts = [["NaN" if math.isnan(n) else f"{n:z.2f}" for n in row] for row in table.tolist()]
                 top = found["tfmlib"][what].abs().max().item()
                 y = "sentence, token" if what == "out" else "row"
-                _grid(ax, table.abs().tolist(), texts, f"{name}: {title}", "column", y, top)
+                cells(ax, table.abs(), f"{name}: {title}", "column", y, texts, top)
                 ax.set_aspect("auto")
             row[0].set_yticks(range(2 * T), [f"{b}, {t}" for b in range(2) for t in range(T)])
 
@@ -521,7 +479,7 @@ def importance(n_queries: int = 4000, n_keys: int = 8, D: int = 16, seed: int = 
         canvas.axes[0].set_ylabel("share of the sum (%)")
         canvas.axes[1].legend(fontsize=8.5)
 
-    generator = _rng(seed)
+    generator = rng(seed)
     q = torch.randn(n_queries, 1, D, generator=generator)
     k, v = torch.randn(2, n_queries, n_keys, D, generator=generator)
     differ = {}
@@ -556,7 +514,7 @@ def importance(n_queries: int = 4000, n_keys: int = 8, D: int = 16, seed: int = 
 
 def mistakes(T: int = 6, D: int = 8, seed: int = 0) -> dict[str, str]:
     """What mistakes do to the sums of rows, and to outputs 0 .. T-2 when the last token is replaced."""
-    generator = _rng(seed)
+    generator = rng(seed)
     x, w_q, w_k = (torch.randn(n, D, generator=generator) for n in (T, D, D))
     mask, inf = attention.causal_mask(T), math.inf
     variants = {

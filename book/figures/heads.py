@@ -8,57 +8,21 @@ from unittest import mock
 import matplotlib
 import torch
 import torch.nn.functional as F
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, heads
 
-from . import Figure, draw
+from . import Figure, cells, colour, draw, ink, one_thread, rng
 
 GIB = 2**30
 
 
-def _rng(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def _colour(i: int) -> str:
-    """The i-th colour of the theme which is being drawn."""
-    return matplotlib.rcParams["axes.prop_cycle"].by_key()["color"][i]
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small matrices gain nothing from several threads, and one thread always adds in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _layer(seed: int, *sizes, **options) -> heads.MultiHeadAttention:
     """A layer with weights that depend on the seed alone."""
-    with torch.random.fork_rng():
+    with torch.random.forkrng():
         torch.manual_seed(seed)
         return heads.MultiHeadAttention(*sizes, **options)
-
-
-def _cells(ax, rows: Tensor, title: str, x: str, y: str, start: int = 0) -> None:
-    """Shade a table of numbers between 0 and 1, row 0 on top; the first row and column are called `start`."""
-    shade = LinearSegmentedColormap.from_list("shade", [(*to_rgb(_colour(0)), a) for a in (0.04, 0.6)])
-    ink = matplotlib.rcParams["text.color"]
-    n_rows, n_columns = rows.shape
-    ax.pcolormesh(rows.numpy(), cmap=shade, vmin=0, vmax=1, edgecolors=(*to_rgb(ink), 0.3), linewidth=0.6)
-    ax.set(title=title, xlabel=x, ylabel=y, aspect="equal", ylim=(n_rows, 0))
-    ax.set_xticks([s + 0.5 for s in range(n_columns)], range(start, start + n_columns))
-    ax.set_yticks([t + 0.5 for t in range(n_rows)], range(start, start + n_rows))
-    ax.grid(False)
-    ax.tick_params(length=0, labelsize=9)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
 
 
 # --- the family and the three machines ---------------------------------------------------------------------------
@@ -73,10 +37,10 @@ def family(H: int = 8, sizes: tuple[int, ...] = (8, 2, 1)) -> Figure:
             owner = heads.repeat_kv(torch.arange(K).view(1, K, 1, 1), H // K).flatten().tolist()
             middle = [sum(h for h in range(H) if owner[h] == k) * K / H for k in range(K)]
             for h, k in enumerate(owner):
-                ax.plot([h, middle[k]], [0.86, 0.14], color=_colour(k % 5), linewidth=1.6)
+                ax.plot([h, middle[k]], [0.86, 0.14], color=colour(k), linewidth=1.6)
                 ax.text(h, 1, f"q{h}", ha="center", va="center")
             for k in range(K):
-                ax.text(middle[k], 0, f"kv{k}", ha="center", va="center", color=_colour(k % 5), weight="bold")
+                ax.text(middle[k], 0, f"kv{k}", ha="center", va="center", color=colour(k), weight="bold")
             ax.set_title(f"{names.get(K, 'GQA')}: H = {H} query heads, K = {K} key/value head{'s' * (K > 1)}")
             ax.set(xlim=(-0.6, H - 0.4), ylim=(-0.2, 1.2))
             ax.axis("off")
@@ -97,9 +61,9 @@ def machines(T: int = 5, S: int = 4, n_padding: int = 1) -> Figure:
 
     def paint(canvas):
         axes = canvas.subplots(1, 3, width_ratios=[S, T, S])
-        _cells(axes[0], encoder.float(), "Encoder", "source key", "source query")
-        _cells(axes[1], causal.float(), "Decoder", "target key", "target query")
-        _cells(axes[2], cross.float(), "Cross-attention", "source key", "target query")
+        cells(axes[0], encoder.float(), "Encoder", "source key", "source query", lines=True)
+        cells(axes[1], causal.float(), "Decoder", "target key", "target query", lines=True)
+        cells(axes[2], cross.float(), "Cross-attention", "source key", "target query", lines=True)
 
     alt = (
         f"Three masks, shaded where a query may look. Encoder: all {S} queries see the first {S - n_padding} keys "
@@ -182,8 +146,8 @@ def train(H: int, K: int, field: int = 8, own_field: bool = False, split: str = 
     """
     layer = _layer(seed, WIDTH, H, K, head_dim=INNER // H)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.005)
-    generator, losses = _rng(seed), []
-    with _one_thread(), _with(**MISTAKES[split]):
+    generator, losses = rng(seed), []
+    with one_thread(), _with(**MISTAKES[split]):
         for _ in range(600):
             loss = _error(layer, *questions(64, 8, generator, field, own_field)).mean()
             optimizer.zero_grad()
@@ -205,9 +169,8 @@ def several_reads(counts: tuple[int, ...] = (1, 2, 4, 8, 16), seed: int = 0) -> 
 
     def paint(canvas):
         ax = canvas.subplots()
-        ink = matplotlib.rcParams["text.color"]
         for floor in (0.75, 0.5):
-            ax.axhline(floor, color=ink, linewidth=1, linestyle=(0, (2, 3)))
+            ax.axhline(floor, color=ink(), linewidth=1, linestyle=(0, (2, 3)))
         styles = ["-", "--", "-.", (0, (5, 1)), ":"]
         for (H, (_, losses)), style in zip(runs.items(), styles, strict=True):
             name = f"{H} head{'s' * (H > 1)}, D = {INNER // H}"
@@ -236,7 +199,7 @@ def shared_heads(sizes: tuple[int, ...] = (4, 2, 1), H: int = 4, seed: int = 0) 
         ax = canvas.subplots()
         for i, (label, own) in enumerate(kinds.items()):
             places = [n + (i - 0.5) * 0.36 for n in range(len(sizes))]
-            bars = ax.bar(places, final[own].values(), width=0.34, color=_colour(i), label=label)
+            bars = ax.bar(places, final[own].values(), width=0.34, color=colour(i), label=label)
             ax.bar_label(bars, [f"{value:.2f}" for value in final[own].values()], padding=2, fontsize=9)
         ax.set(title=f"{H} query heads read K key/value heads", xlabel="key/value heads K and cache, relative to MHA")
         ax.set(ylabel="mean squared error", ylim=(0, 1))
@@ -268,7 +231,7 @@ def _only(layer, kept: Tensor) -> Iterator[None]:
 
 def _ablate(layer, field: int) -> dict:
     """By how much the error of each read grows without head h: (H, 4); and the spare heads, removed together."""
-    asked = questions(256, 8, _rng(1_000_003), field)
+    asked = questions(256, 8, rng(1_000_003), field)
 
     def error(kept: Tensor) -> Tensor:
         with torch.no_grad(), _only(layer, kept):
@@ -289,11 +252,9 @@ def ablation(H: int = 8, fields: tuple[int, ...] = (8, 4), seed: int = 0, others
     def paint(canvas):
         for ax, field in zip(canvas.subplots(1, len(fields)), fields, strict=True):
             growth = found[field]["growth"]
-            _cells(ax, growth, f"Fields of {field} numbers", "read", "head removed", start=1)
-            for h, row in enumerate(growth.tolist()):
-                for read, value in enumerate(row):
-                    ax.text(read + 0.5, h + 0.5, f"{abs(value):.2f}", ha="center", va="center", fontsize=8.5)
-            ax.set_yticklabels(range(H))
+            texts = [[f"{abs(value):.2f}" for value in row] for row in growth.tolist()]
+            cells(ax, growth, f"Fields of {field} numbers", "read", "head removed", texts, lines=True)
+            ax.set_xticks(range(READS), range(1, READS + 1))
             ax.set_aspect("auto")
 
     spares = [found[field]["spare"] for field in fields]
@@ -339,7 +300,7 @@ class Kept:
 
 def measured_kv_bytes(L: int, T: int, H: int, K: int, D: int, seed: int = 0) -> int:
     """Run T tokens through L small layers in 16 bits, keep their keys and values, and ask the tensors."""
-    generator, total = _rng(seed), 0
+    generator, total = rng(seed), 0
     for _ in range(L):
         layer, kept = _layer(seed, H * D, H, K).to(torch.bfloat16), Kept()
         with torch.no_grad():
@@ -362,7 +323,7 @@ def cache_size() -> tuple[Figure, dict]:
         top, bottom = canvas.subplots(2, 1)
         for (K, label), style in zip(kinds.items(), ("-", "--", "-."), strict=True):
             top.plot(lengths, [kv_bytes(B=1, T=T, K=K, **big) / GIB for T in lengths], style, label=label)
-        top.axvline(4096, color=matplotlib.rcParams["text.color"], linewidth=1, linestyle=":")
+        top.axvline(4096, color=ink(), linewidth=1, linestyle=":")
         top.set_xscale("log", base=2)
         top.set_yscale("log")
         top.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
@@ -370,8 +331,8 @@ def cache_size() -> tuple[Figure, dict]:
         top.set_xticks(lengths, [f"{T // 1024} Ki" for T in lengths])
         top.set(xlabel="tokens T (Ki = 1024)")
         for (K, sizes), style, i in zip(measured.items(), ("-", "--", "-."), range(3), strict=True):
-            bottom.plot(short, [n / 1024 for n in counted[K]], style, color=_colour(i), label=f"K = {K}, counted")
-            bottom.plot(short, [n / 1024 for n in sizes], "o", color=_colour(i), label=f"K = {K}, measured")
+            bottom.plot(short, [n / 1024 for n in counted[K]], style, color=colour(i), label=f"K = {K}, counted")
+            bottom.plot(short, [n / 1024 for n in sizes], "o", color=colour(i), label=f"K = {K}, measured")
         bottom.set(title="Measured on real tensors: 2 layers, H = 8, D = 16, 16 bits", xlabel="tokens T")
         bottom.set(ylabel="KV cache (KiB)", xticks=short, ylim=(0, None))
         top.legend(fontsize=9)
@@ -396,7 +357,7 @@ def work(C: int = 64, B: int = 2, T: int = 48, S: int = 80) -> dict:
     for H, K in ((1, 1), (4, 4), (4, 2), (4, 1)):
         D = C // H
         layer = _layer(0, C, H, K)
-        x, context = torch.randn(B, T, C, generator=_rng(1)), torch.randn(B, S, C, generator=_rng(2))
+        x, context = torch.randn(B, T, C, generator=rng(1)), torch.randn(B, S, C, generator=rng(2))
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             layer(x, context)
         parameters = 2 * C * D * (H + K)
@@ -433,7 +394,7 @@ def published() -> dict:
 def influence(T: int, H: int, split: str, D: int = 4, seed: int = 0) -> Tensor:
     """Whether output t of a causal layer moves with input s: (T, T) bool, from the Jacobian."""
     layer = _layer(seed, H * D, H)
-    x = torch.randn(1, T, H * D, generator=_rng(seed))
+    x = torch.randn(1, T, H * D, generator=rng(seed))
     with _with(**MISTAKES[split]):
         jacobian = torch.autograd.functional.jacobian(lambda x: layer(x, mask=attention.causal_mask(T)), x)
     return jacobian[0, :, :, 0].abs().amax((1, 3)) > 1e-9  # exact zeros where nothing flows
@@ -446,7 +407,7 @@ def reshapes(T: int = 8, H: int = 4) -> tuple[Figure, dict]:
 
     def paint(canvas):
         for i, (ax, kind, seen) in enumerate(zip(canvas.subplots(1, 3), kinds, maps, strict=True)):
-            _cells(ax, seen.float(), kind, "input token", "" if i else "output token")
+            cells(ax, seen.float(), kind, "input token", "" if i else "output token", lines=True)
 
     causal = attention.causal_mask(T)
     assert right.equal(causal)  # else the layer itself is broken
@@ -466,6 +427,6 @@ def mistakes(H: int = 4, seed: int = 0) -> dict:
     layer, losses = train(H, **grouped)
     found["grouped"] = _final(losses)
     with _with(**MISTAKES["tiled"]), torch.no_grad():
-        found["tiled, loaded"] = _error(layer, *questions(256, 8, _rng(1_000_003), 4, True)).mean().item()
+        found["tiled, loaded"] = _error(layer, *questions(256, 8, rng(1_000_003), 4, True)).mean().item()
     found["tiled, trained"] = _final(train(H, split="tiled", **grouped)[1])
     return {f"mistake-{name}": f"{loss:.2f}" for name, loss in found.items()}

@@ -16,9 +16,11 @@ def lab(options: argparse.Namespace) -> int:
     top = paths.root()
     for name in copy_labs(top):
         print(f"new: work/{name}")
+    print("work/ holds your labs and, in work/mine/, the pieces of yours that passed.")
+    if not options.open:
+        return 0
     command = [sys.executable, "-m", "jupyter", "lab", "--notebook-dir", str(top / "work"), *options.jupyter]
-    print(f"work/ holds your labs and, in work/mine/, your pieces. Opening JupyterLab: {' '.join(command[1:])}")
-    return subprocess.run(command, check=False).returncode if options.open else 0
+    return subprocess.run(command, check=False).returncode
 
 
 def copy_labs(top: Path) -> list[str]:
