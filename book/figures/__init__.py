@@ -101,7 +101,7 @@ def show(figure: Figure, texts: dict[str, str]) -> Figure:
 
 
 def rng(seed: int) -> torch.Generator:
-    """A generator of its own for every experiment: no figure depends on another."""
+    """A random generator with this seed; every experiment has its own, so that no figure depends on another."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -137,9 +137,10 @@ def cells(
     top: float = 1.0,
     lines: bool = False,
 ) -> None:
-    """Shade a table of numbers from 0 to `top`, row 0 above, with a text or a line between cells; NaN has a colour."""
+    """Shade a table of numbers from 0 to `top`, row 0 above, with texts or lines; NaN has a colour of its own."""
     rgb, n_rows, n_columns = to_rgb(colour(0)), *rows.shape
-    shade = LinearSegmentedColormap.from_list("shade", [(*rgb, 0.05), (*rgb, 0.75)])
+    strongest = 0.6 if lines else 0.75  # lines must show on full cells
+    shade = LinearSegmentedColormap.from_list("shade", [(*rgb, 0.05), (*rgb, strongest)])
     shade.set_bad((*to_rgb(colour(1)), 0.75))
     ax.imshow(rows.numpy(), cmap=shade, vmin=0, vmax=top)
     for t, row in enumerate(texts or []):

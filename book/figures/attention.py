@@ -5,7 +5,6 @@ import statistics
 import time
 import weakref
 
-import matplotlib
 import torch
 import torch.nn.functional as F
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
@@ -16,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from tfmlib import attention
 
 from . import Figure, cells, colour, draw, ink, one_thread, rng
-
 
 # --- by hand -----------------------------------------------------------------------------------------------------
 
@@ -116,9 +114,7 @@ def scaling(
         "flat_max": f"{scaled['largest'][64]:.2f}",
         "flat_entropy": f"{scaled['entropy'][64]:.2f}",
         "flat_jacobian": f"{scaled['jacobian'][64]:.2f}",
-        "flat_stuck": f"{100 * max(scaled['stuck'].values()):.0f} %",
         "small_max": f"{found['small']['largest'][64]:.2f}",
-        "small_factor": f"{math.sqrt(n_heads):.1f}",
         "uniform": f"{1 / n_keys:.2f}",
     }
     for D in (64, 1024):
@@ -250,6 +246,7 @@ class _Meter(TorchDispatchMode):
 
 
 def _peak_bytes(function, *inputs: Tensor) -> int:
+    """The most bytes that tensors made by `function` hold at the same time, the inputs left out."""
     with _Meter() as meter:
         function(*inputs)
     return meter.peak
@@ -275,19 +272,15 @@ def _kept_bytes(function, *inputs: Tensor) -> int:
 
 def _seconds(function, cases: list[tuple[Tensor, ...]], repeats: int = 9) -> list[float]:
     """Median processor time of a call for each case, on one core; the cases take turns."""
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.empty(
-        31 * 2**20, dtype=torch.uint8
-    )  # freed at once; after that glibc keeps freed blocks of this size at hand
+    torch.empty(31 * 2**20, dtype=torch.uint8)  # once freed, glibc keeps blocks of up to this size at hand
     times = [[] for _ in cases]
-    for _ in range(repeats):
-        for case, spent in zip(cases, times, strict=True):
-            function(*case)  # does not count: it brings memory and caches to the state of this case
-            start = time.thread_time()
-            function(*case)
-            spent.append(time.thread_time() - start)
-    torch.set_num_threads(n_threads)
+    with one_thread():
+        for _ in range(repeats):
+            for case, spent in zip(cases, times, strict=True):
+                function(*case)  # does not count: it brings memory and caches to the state of this case
+                start = time.thread_time()
+                function(*case)
+                spent.append(time.thread_time() - start)
     return [statistics.median(spent) for spent in times]
 
 
@@ -329,8 +322,8 @@ def cost(
             ("scores", ":", r"one score matrix, $4\,T^2$"),
             ("fused", "^--", "kept, fused kernel"),
         ):
-            colour = {"color": ink()} if name == "scores" else {}
-            right.plot(lengths, [n / 1e6 for n in column[name]], style, label=label, **colour)
+            dark = {"color": ink()} if name == "scores" else {}
+            right.plot(lengths, [n / 1e6 for n in column[name]], style, label=label, **dark)
         right.set(title="Memory, one head", ylabel="MB")
         for ax in (left, right):
             ax.set(xlabel="tokens T = S", xscale="log", yscale="log")
@@ -469,7 +462,7 @@ def importance(n_queries: int = 4000, n_keys: int = 8, D: int = 16, seed: int = 
             for i, (name, hatch) in enumerate((("weight", ""), ("contribution", "//"), ("effect", ".."))):
                 share = [100 * value / sum(case[name]) for value in case[name]]
                 place = [j + 1 + 0.27 * (i - 1) for j in range(len(share))]
-                ax.bar(place, share, 0.25, label=name, hatch=hatch, edgecolor=matplotlib.rcParams["axes.edgecolor"])
+                ax.bar(place, share, 0.25, label=name, hatch=hatch, edgecolor=ink())
                 for x, height in zip(place, share, strict=True):
                     if height < 0.1:
                         ax.text(x, 1, "0", ha="center")
@@ -523,7 +516,6 @@ def mistakes(T: int = 6, D: int = 8, seed: int = 0) -> dict[str, str]:
         "zero": lambda s: torch.softmax(s.masked_fill(~mask, 0.0), -1),
         "after": lambda s: torch.softmax(s, -1) * mask,
         "inverted": lambda s: torch.softmax(s.masked_fill(mask, -inf), -1),
-        "plus": lambda s: torch.softmax(s.masked_fill(~mask, inf), -1),
     }
 
     def scores(x: Tensor) -> Tensor:
