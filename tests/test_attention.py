@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from .same import expect, outcome, raises, rng, same
 
-# What a piece may not call, since it is torch's version of the same thing.
+# What a piece may not call, since it is torch's version of the same thing: functions, and beginnings of the names of
+# torch's inner operations, which all ways lead to.
 _SOFTMAX = [
     torch.softmax,
     torch.log_softmax,
@@ -22,13 +23,30 @@ _SOFTMAX = [
     torch.special.softmax,
     torch.special.log_softmax,
     torch.special.logsumexp,
+    "aten::_softmax",
+    "aten::_log_softmax",
+    "aten::_safe_softmax",
+    "aten::logsumexp",
+    "aten::logcumsumexp",
+    "aten::_scaled_dot_product",
 ]
-_ATTENTION = [F.scaled_dot_product_attention, F.multi_head_attention_forward]
+_ATTENTION = [F.scaled_dot_product_attention, F.multi_head_attention_forward, "aten::_scaled_dot_product"]
 FORBIDDEN = {
     "softmax": _SOFTMAX,
     "attention_weights": _ATTENTION,
     "scaled_dot_product_attention": _ATTENTION,
 }
+
+
+def _gradients(function, *inputs):
+    """The gradients that the inputs get from one random gradient of the output."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    out = function(*inputs)
+    cut = "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?"
+    expect(isinstance(out, torch.Tensor) and out.requires_grad, cut)
+    out.backward(torch.randn(out.shape, generator=rng(10)).to(out.dtype))
+    expect(all(x.grad is not None for x in inputs), cut)
+    return [x.grad for x in inputs]
 
 
 # softmax -------------------------------------------------------------------------------------------------------------
@@ -64,9 +82,10 @@ def test_weights_are_positive_and_sum_to_one(softmax):
 
 def test_dim_names_the_axis(softmax):
     """`dim` says along which axis the weights sum to 1: the first, one in the middle, or the last."""
-    x = torch.randn(3, 5, 7, generator=rng(1)).double()
-    for dim in (0, 1, 2, -1, -2):
+    x = torch.randn(2, 3, 5, 7, generator=rng(1)).double()
+    for dim in (0, 1, 3, -1, -2, -4):
         same(softmax(x, dim=dim), torch.softmax(x, dim), f"softmax(x, dim={dim})")
+    same(softmax(x, 1), torch.softmax(x, 1), "softmax(x, 1)")
 
 
 def test_large_scores_do_not_overflow(softmax):
@@ -80,6 +99,14 @@ def test_very_negative_scores_do_not_vanish(softmax):
     """Scores of -1000 are fine too: not every exp may underflow to 0."""
     x = torch.randn(5, 7, generator=rng(3)) - 1e3
     same(softmax(x), torch.softmax(x, -1), "softmax of scores around -1000")
+    x = torch.tensor([-2e4, -math.inf, -2e4]).double()
+    same(softmax(x), torch.tensor([0.5, 0.0, 0.5]).double(), "softmax([-20000, -inf, -20000])")
+
+
+def test_tiny_weights_keep_their_digits(softmax):
+    """Weights of e^-60 and e^-80 are small, not wrong: no epsilon and no clamp."""
+    x = torch.tensor([0.0, -60.0, -80.0]).double()
+    same(softmax(x) / torch.softmax(x, -1), torch.ones(3).double(), "ratio of softmax([0, -60, -80]) to the right one")
 
 
 def test_rows_do_not_touch_each_other(softmax):
@@ -100,20 +127,19 @@ def test_keeps_half_precision(softmax):
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.randn(5, 7, generator=rng(5)).to(dtype)
         same(softmax(x), torch.softmax(x, -1), f"softmax in {dtype}")
+        same(softmax(x + 15), torch.softmax(x + 15, -1), f"softmax in {dtype} of scores around 15")
     same(softmax(torch.tensor([[3.0]])), torch.ones(1, 1), "softmax of a single score")
     x = torch.randn(5, 7, generator=rng(6)).T
     same(softmax(x), torch.softmax(x, -1), "softmax of a transposed (non-contiguous) input")
 
 
 def test_softmax_gradient_agrees_with_torch(softmax):
-    """The gradient is that of the formula, in float64."""
-    x = torch.randn(5, 7, generator=rng(7)).double()
-    g = torch.randn(5, 7, generator=rng(8)).double()
-    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
-    (softmax(a) * g).sum().backward()
-    (torch.softmax(b, -1) * g).sum().backward()
-    expect(a.grad is not None, "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?")
-    same(a.grad, b.grad, "gradient of softmax")
+    """The gradient is that of the formula, along any axis, in float64 and float32."""
+    for dtype, dim in ((torch.float64, -1), (torch.float64, 0), (torch.float32, -1)):
+        x = torch.randn(5, 7, generator=rng(7)).to(dtype)
+        (got,) = _gradients(lambda x, dim=dim: softmax(x, dim=dim), x)
+        (want,) = _gradients(lambda x, dim=dim: torch.softmax(x, dim), x)
+        same(got, want, f"gradient of softmax along dim={dim} in {dtype}")
 
 
 # causal_mask ---------------------------------------------------------------------------------------------------------
@@ -146,6 +172,13 @@ def test_queries_are_the_last_keys(causal_mask):
     same(causal_mask(2, 5), want, "causal_mask(2, 5)")
     same(causal_mask(1, 7), torch.ones(1, 7, dtype=torch.bool), "causal_mask(1, 7)")
     same(causal_mask(7, 7), torch.ones(7, 7, dtype=torch.bool).tril(), "causal_mask(7, 7)")
+    same(causal_mask(3, S=11), torch.ones(3, 11, dtype=torch.bool).tril(8), "causal_mask(3, S=11)")
+
+
+def test_any_size_will_do(causal_mask):
+    """The rule is the same for 67 tokens."""
+    same(causal_mask(67), torch.ones(67, 67, dtype=torch.bool).tril(), "causal_mask(67)")
+    same(causal_mask(2, 67), torch.ones(2, 67, dtype=torch.bool).tril(65), "causal_mask(2, 67)")
 
 
 def test_more_queries_than_keys_is_an_error(causal_mask):
@@ -186,6 +219,14 @@ def test_true_means_token(padding_mask):
     """The mask is True where a query may look: at tokens, wherever the padding stands."""
     for is_token in (_is_token(), _is_token().flip(-1)):
         same(padding_mask(is_token), is_token.view(3, 1, 1, 7), "padding_mask(is_token)")
+
+
+def test_any_batch_will_do(padding_mask):
+    """A batch of one, a length of one, padding in the middle, a sequence of nothing but padding: the same rule."""
+    for B, S in ((3, 7), (1, 7), (5, 1), (1, 1)):
+        some, none = torch.rand(B, S, generator=rng(B)) < 0.5, torch.zeros(B, S, dtype=torch.bool)
+        same(padding_mask(some), some[:, None, None], f"padding_mask of shape {(B, S)}")
+        same(padding_mask(none), none[:, None, None], f"padding_mask of {(B, S)} entries of padding")
 
 
 def test_padding_cannot_be_read(padding_mask):
@@ -233,11 +274,22 @@ def _blind(mask, row=1):
     return mask
 
 
-def _gradients(function, *inputs):
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    out = function(*inputs)
-    out.backward(torch.randn(out.shape, generator=rng(10)).to(out.dtype))
-    return [x.grad for x in inputs]
+def _masks():
+    """Masks of every shape that broadcasts to (2, 3, 5, 7); each shows key 0."""
+    full = torch.rand(2, 3, 5, 7, generator=rng(11)) < 0.6
+    full[..., 0] = True
+    return [full, full[:, :1], full[:1], full[0], full[0, 0], full[0, 0, :1], full[:, :1, :1], full[0, 0, 0]]
+
+
+def _hidden_sequences():
+    """Masks under which some queries of shape (2, 3, 5) may see nothing: one sequence, or all."""
+    padding = torch.tensor([[True] * 7, [False] * 7]).view(2, 1, 1, 7)
+    return [padding, padding.expand(2, 3, 5, 7), torch.zeros(5, 7, dtype=torch.bool)]
+
+
+def _refuses_numbers(attend):
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8):
+        raises(TypeError, lambda dtype=dtype: attend(_holes().to(dtype)), f"a mask of {dtype}")
 
 
 def _probe(attend, keys_and_values):
@@ -298,14 +350,18 @@ def test_hidden_keys_get_exactly_zero(attention_weights):
     same(got, want, "weights under a mask with holes")
     leaked = got[:, ~mask].abs().max().item()
     expect(leaked == 0.0, f"expected weight 0 at hidden keys, got {leaked:.3g}")
+    low = attention_weights(torch.full((1, 4), -100.0), torch.full((3, 4), 500.0), torch.tensor([[True, True, False]]))
+    same(low, torch.tensor([[0.5, 0.5, 0.0]]), "weights of visible scores of -100,000")
 
 
 def test_mask_broadcasts(attention_weights):
-    """(T, S), (B, 1, 1, S) and (B, H, T, S) masks all work, and the input may be transposed."""
+    """Any mask that broadcasts to (..., T, S) works, and the input may be transposed."""
     q, k, _ = _qkv(batch=(2, 3), dtype=torch.float64)
-    tokens = (torch.arange(7) < torch.tensor([[7], [4]])).view(2, 1, 1, 7)
-    for mask in (_holes(), tokens, tokens & _holes().expand(2, 3, 5, 7)):
-        same(attention_weights(q, k, mask), _weights(q, k, mask), f"weights with a mask of shape {tuple(mask.shape)}")
+    for mask in _masks():
+        want = _weights(q, k, mask.expand(2, 3, 5, 7))
+        same(attention_weights(q, k, mask), want, f"weights with a mask of shape {tuple(mask.shape)}")
+    one = _masks()[0][:, :, :1]
+    same(attention_weights(q[:, :, :1], k, one), _weights(q[:, :, :1], k, one), "weights of a single query")
     q, k = q.mT.contiguous().mT, k.mT.contiguous().mT
     same(attention_weights(q, k), _weights(q, k), "weights of non-contiguous q and k")
 
@@ -317,33 +373,46 @@ def test_a_blind_query_gets_zeros(attention_weights):
     want = _weights(q, k, mask)
     want[:, 1] = 0.0
     same(attention_weights(q, k, _blind(mask)), want, "weights where query 1 may see nothing")
+    for dtype in (torch.float64, torch.bfloat16):
+        q, k, _ = _qkv(batch=(2, 3), dtype=dtype)
+        for mask in _hidden_sequences():
+            what = f"weights in {dtype} where a mask of shape {tuple(mask.shape)} hides whole sequences"
+            same(attention_weights(q, k, mask), (_weights(q, k) * mask).expand(2, 3, 5, 7), what)
 
 
 def test_a_blind_query_keeps_gradients_finite(attention_weights):
     """A query that may see nothing sends no gradient back, and no NaN."""
     q, k, _ = _qkv(dtype=torch.float64)
     got = _gradients(lambda q, k: attention_weights(q, k, _blind(_holes())), q, k)
-    seeing = [0, 2, 3, 4]
-    g = torch.randn(2, 5, 7, generator=rng(10)).double()[:, seeing]
-    a, b = q[:, seeing].clone().requires_grad_(), k.clone().requires_grad_()
-    (_weights(a, b, _holes()[seeing]) * g).sum().backward()
+    rest = torch.tensor([0, 2, 3, 4])
+    want = _gradients(lambda q, k: _weights(q, k, _holes()).index_fill(1, torch.tensor([1]), 0.0), q, k)
     same(got[0][:, 1], torch.zeros(2, 11).double(), "gradient of the blind query")
-    same(got[0][:, seeing], a.grad, "gradient of the other queries")
-    same(got[1], b.grad, "gradient of the keys")
+    same(got[0][:, rest], want[0][:, rest], "gradient of the other queries")
+    same(got[1], want[1], "gradient of the keys")
+
+
+def test_weights_gradients_agree_with_torch(attention_weights):
+    """The gradients of queries and keys are those of the formula, with and without a mask."""
+    for mask in (None, _holes()):
+        q, k, _ = _qkv(dtype=torch.float64)
+        got = _gradients(lambda q, k, mask=mask: attention_weights(q, k, mask), q, k)
+        want = _gradients(lambda q, k, mask=mask: _weights(q, k, mask), q, k)
+        for name, g, w in zip("qk", got, want, strict=True):
+            same(g, w, f"gradient of {name} {'without' if mask is None else 'with'} a mask")
 
 
 def test_a_mask_of_numbers_is_an_error(attention_weights):
     """A mask that is not boolean is a TypeError: 0 and 1 could mean either sense."""
     q, k, _ = _qkv()
-    raises(TypeError, lambda: attention_weights(q, k, _holes().float()), "a float mask")
-    raises(TypeError, lambda: attention_weights(q, k, _holes().long()), "an integer mask")
+    _refuses_numbers(lambda mask: attention_weights(q, k, mask))
 
 
 def test_weights_keep_half_precision(attention_weights):
     """float16 and bfloat16 in, the same out."""
     for dtype in (torch.float16, torch.bfloat16):
         q, k, _ = _qkv(dtype=dtype)
-        same(attention_weights(q, k, _holes()), _weights(q, k, _holes()), f"weights in {dtype}")
+        for mask in (None, _holes()):
+            same(attention_weights(q, k, mask), _weights(q, k, mask), f"weights in {dtype}")
 
 
 def probe_scaled_dot_product_attention(scaled_dot_product_attention):
@@ -387,9 +456,23 @@ def test_every_width_is_scaled_by_its_own_root(scaled_dot_product_attention):
 def test_attention_under_a_mask_agrees_with_torch(scaled_dot_product_attention):
     """True means "may look": under any mask that broadcasts, the formula in float64."""
     q, k, v = _qkv(batch=(2, 3), dtype=torch.float64)
-    for mask in (_holes(), torch.ones(5, 7).tril(2).bool(), _holes().expand(2, 3, 5, 7)):
-        want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        same(scaled_dot_product_attention(q, k, v, mask), want, "attention under a mask")
+    for mask in _masks():
+        want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(2, 3, 5, 7))
+        same(scaled_dot_product_attention(q, k, v, mask), want, f"attention under a mask of shape {tuple(mask.shape)}")
+    q, k, v = (x.mT.contiguous().mT for x in (q, k, v))
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=_holes())
+    same(scaled_dot_product_attention(q, k, v, _holes()), want, "attention of non-contiguous inputs")
+
+
+def test_scores_of_any_size(scaled_dot_product_attention):
+    """Scores of 10,000 and of -100,000 are fine, with and without a mask."""
+    q, k, v = _qkv()
+    for mask in (None, _holes()):
+        want = F.scaled_dot_product_attention(q * 100, k * 100, v, attn_mask=mask)
+        same(scaled_dot_product_attention(q * 100, k * 100, v, mask), want, "attention of scores around 10,000")
+    q, k, v = torch.full((1, 4), -100.0), torch.full((3, 4), 500.0), torch.tensor([[1.0], [2.0], [100.0]])
+    got = scaled_dot_product_attention(q, k, v, torch.tensor([[True, True, False]]))
+    same(got, torch.tensor([[1.5]]), "attention of visible scores of -100,000 to the values 1 and 2")
 
 
 def test_the_future_cannot_change_the_past(scaled_dot_product_attention):
@@ -412,25 +495,32 @@ def test_a_blind_query_outputs_zeros(scaled_dot_product_attention):
     gradients = _gradients(lambda *x: scaled_dot_product_attention(*x, _blind(_holes())), q, k, v)
     for name, grad in zip("qkv", gradients, strict=True):
         expect(bool(grad.isfinite().all()), f"expected a finite gradient of {name}, got NaN or inf")
+    q, k, v = _qkv(batch=(2, 3), dtype=torch.float64)
+    for mask in _hidden_sequences():
+        what = f"attention where a mask of shape {tuple(mask.shape)} hides whole sequences"
+        want = F.scaled_dot_product_attention(q, k, v) * mask.any(-1, keepdim=True)
+        same(scaled_dot_product_attention(q, k, v, mask), want, what)
 
 
 def test_gradients_agree_with_torch(scaled_dot_product_attention):
     """The gradients of q, k and v, in float64."""
     inputs = _qkv(dtype=torch.float64)
-    want = _gradients(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=_holes()), *inputs)
-    got = _gradients(lambda *x: scaled_dot_product_attention(*x, _holes()), *inputs)
-    for name, g, w in zip("qkv", got, want, strict=True):
-        same(g, w, f"gradient of {name}")
+    for mask in (None, _holes()):
+        got = _gradients(lambda *x, mask=mask: scaled_dot_product_attention(*x, mask), *inputs)
+        want = _gradients(lambda *x, mask=mask: F.scaled_dot_product_attention(*x, attn_mask=mask), *inputs)
+        for name, g, w in zip("qkv", got, want, strict=True):
+            same(g, w, f"gradient of {name} {'without' if mask is None else 'with'} a mask")
 
 
 def test_attention_takes_no_mask_of_numbers(scaled_dot_product_attention):
     """A mask that is not boolean is a TypeError: 0 and 1 could mean either sense."""
-    raises(TypeError, lambda: scaled_dot_product_attention(*_qkv(), _holes().float()), "a float mask")
+    _refuses_numbers(lambda mask: scaled_dot_product_attention(*_qkv(), mask))
 
 
 def test_attention_keeps_half_precision(scaled_dot_product_attention):
     """float16 and bfloat16 in, the same out."""
     for dtype in (torch.float16, torch.bfloat16):
         q, k, v = _qkv(dtype=dtype)
-        want = F.scaled_dot_product_attention(q, k, v, attn_mask=_holes())
-        same(scaled_dot_product_attention(q, k, v, _holes()), want, f"attention in {dtype}")
+        for mask in (None, _holes()):
+            want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            same(scaled_dot_product_attention(q, k, v, mask), want, f"attention in {dtype}")

@@ -8,13 +8,23 @@ from .same import Broken, expect, filled, outcome, parameters_named, raises, rng
 from .toys import LayerCache
 
 # What a piece may not call, since it is torch's version of the same thing.
-FORBIDDEN = {"MultiHeadAttention": [F.multi_head_attention_forward]}
+FORBIDDEN = {"MultiHeadAttention": [F.multi_head_attention_forward, "aten::_native_multi_head_attention"]}
 
 B, T, S, C = 2, 5, 7, 12
 
 
 def _x(*shape, salt=0, dtype=torch.float32):
     return torch.randn(shape, generator=rng(salt)).to(dtype)
+
+
+def _gradient(function, x):
+    """The gradient that x gets from a random gradient of the output, and that gradient."""
+    x = x.clone().requires_grad_()
+    out = function(x)
+    cut = "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?"
+    expect(isinstance(out, torch.Tensor) and out.requires_grad, cut)
+    g = torch.randn(out.shape, generator=rng(10)).to(out.dtype)
+    return torch.autograd.grad(out, x, g)[0], g
 
 
 # split_heads, merge_heads, repeat_kv ---------------------------------------------------------------------------------
@@ -54,11 +64,21 @@ def test_split_takes_any_layout(split_heads):
     same(split_heads(x, 2), torch.stack(x.split(3, dim=-1), dim=1), "split_heads of a non-contiguous x")
     x = _x(1, 1, 6).half()
     same(split_heads(x, 3), x.view(1, 3, 1, 2), "split_heads of one token")
+    for shape, n_heads in (((1, 5, 6), 2), ((2, 1, 6), 6), ((2, 2, 4), 2), ((2, 3, 22), 11)):
+        x = _x(*shape, dtype=torch.bfloat16)
+        same(split_heads(x, n_heads), torch.stack(x.chunk(n_heads, -1), 1), f"split_heads of {shape} into {n_heads}")
+
+
+def test_split_passes_the_gradient_on(split_heads):
+    """The gradient of each feature is that of its place in its head."""
+    got, g = _gradient(lambda x: split_heads(x, 3), _x(2, 5, 21))
+    same(got, torch.cat(g.unbind(1), dim=-1), "gradient of split_heads")
 
 
 def test_heads_must_divide_the_width(split_heads):
     """A width that does not divide into the heads is a ValueError."""
     raises(ValueError, lambda: split_heads(_x(2, 5, 21), 4), "split_heads of width 21 into 4 heads")
+    raises(ValueError, lambda: split_heads(_x(2, 5, 2), 4), "split_heads of width 2 into 4 heads")
 
 
 def probe_merge_heads(merge_heads):
@@ -90,6 +110,15 @@ def test_merge_undoes_split(merge_heads):
     same(merge_heads(split), x, "merge_heads of split heads")
     same(merge_heads(split.contiguous()), x, "merge_heads of split heads, contiguous")
     same(merge_heads(_x(2, 1, 5, 7)), _x(2, 1, 5, 7)[:, 0], "merge_heads of a single head")
+    for shape in ((1, 5, 3, 7), (2, 3, 1, 7), (1, 1, 1, 1), (2, 11, 3, 1), (3, 3, 3, 3)):
+        x = _x(*shape, dtype=torch.bfloat16)
+        same(merge_heads(x), torch.cat(x.unbind(1), dim=-1), f"merge_heads of {shape}")
+
+
+def test_merge_passes_the_gradient_on(merge_heads):
+    """The gradient of each head is that of its block of features."""
+    got, g = _gradient(merge_heads, _x(2, 3, 5, 7))
+    same(got, torch.stack(g.chunk(3, dim=-1), dim=1), "gradient of merge_heads")
 
 
 def probe_repeat_kv(repeat_kv):
@@ -121,6 +150,10 @@ def test_one_group_serves_all(repeat_kv):
     same(repeat_kv(x, 3), torch.cat([x, x, x], dim=1), "repeat_kv of a single head")
     x = _x(2, 5, 3, 7).transpose(1, 2)
     same(repeat_kv(x, 1), x, "repeat_kv(x, 1)")
+    for shape, n in (((1, 2, 5, 7), 3), ((3, 2, 1, 7), 2), ((3, 5, 3, 1), 6), ((1, 1, 1, 1), 1)):
+        x = _x(*shape, dtype=torch.bfloat16)
+        want = torch.stack([x[:, h // n] for h in range(shape[1] * n)], dim=1)
+        same(repeat_kv(x, n), want, f"repeat_kv of {shape}, {n} times")
 
 
 def test_copies_agree_with_torch(repeat_kv):
@@ -132,11 +165,9 @@ def test_copies_agree_with_torch(repeat_kv):
 
 def test_repeated_heads_share_the_gradient(repeat_kv):
     """The gradient of a key head is the sum over the query heads that read it."""
-    x = _x(2, 3, 5, 7).requires_grad_()
-    g = _x(2, 6, 5, 7, salt=1)
-    repeat_kv(x, 2).backward(g)
-    expect(x.grad is not None, "expected a gradient, got none: was the graph cut?")
-    same(x.grad, g.view(2, 3, 2, 5, 7).sum(2), "gradient of repeat_kv")
+    for n in (1, 2):
+        got, g = _gradient(lambda x, n=n: repeat_kv(x, n), _x(2, 3, 5, 7, dtype=torch.float64))
+        same(got, g.unflatten(1, (3, n)).sum(2), f"gradient of repeat_kv, {n} times")
 
 
 # MultiHeadAttention --------------------------------------------------------------------------------------------------
@@ -197,37 +228,51 @@ def _after_two(module, x):
 
 
 def probe_MultiHeadAttention(MultiHeadAttention):
-    """Results that tell the known mistakes apart. Positions are small, so that float32 angles are exact enough."""
+    """Results that tell the known mistakes apart."""
     x, context = _x(B, T, C, dtype=torch.float64), _x(B, S, C, salt=1, dtype=torch.float64)
 
-    def ask(call, **kwargs):
-        return outcome(lambda: call(_module(MultiHeadAttention, C, 4, **kwargs)))
+    def ask(*questions, n_heads=4, **options):
+        """Put several questions to one module."""
+        module = outcome(lambda: _module(MultiHeadAttention, C, n_heads, **options))
+        if isinstance(module, str):
+            return [module for _ in questions]
+        return [outcome(lambda question=question: question(module)) for question in questions]
 
-    def wide(base=None):
-        return {"n_kv_heads": 2, "head_dim": 6, "rope_base": base}
+    def shapes(m):
+        return {name: tuple(value.shape) for name, value in sorted(m.state_dict().items())}
 
+    def learning(m):
+        m(x).mean().backward()
+        return m.q_proj.weight.grad
+
+    wide = {"n_kv_heads": 2, "head_dim": 6}
     return [
-        ask(lambda m: {k: tuple(v.shape) for k, v in sorted(m.state_dict().items())}),
-        ask(lambda m: {k: tuple(v.shape) for k, v in sorted(m.state_dict().items())}, bias=True, **wide()),
-        ask(lambda m: m(x)),
-        ask(lambda m: m(x), bias=True),
-        ask(lambda m: m(x, mask=_causal(T))),
-        ask(lambda m: m(x, context)),
-        ask(lambda m: m(x, context, mask=_causal(T, S))),
-        ask(lambda m: m(x), n_kv_heads=2),
-        ask(lambda m: m(x), **wide()),
-        ask(lambda m: m(x), **wide(100.0)),
-        ask(lambda m: m(x), **wide(10.0)),
-        ask(lambda m: m(x, positions=torch.arange(3, 3 + T) * 2), **wide(100.0)),
-        ask(lambda m: m(x, context), **wide(100.0)),
-        ask(lambda m: _in_chunks(m, x, [3, 1, 1]), **wide()),
-        ask(lambda m: _in_chunks(m, x, [3, 1, 1]), **wide(100.0)),
-        ask(lambda m: _after_two(m, x)),
-        ask(lambda m: m(x, mask=torch.zeros(T, T, dtype=torch.bool))),
-        ask(lambda m: m(x, context, cache=LayerCache())),
-        ask(lambda m: None, n_kv_heads=3),
-        outcome(lambda: MultiHeadAttention(10, 3) and None),
-        ask(lambda m: m(x).mean().backward() or m.q_proj.weight.grad),
+        *ask(
+            shapes,
+            lambda m: m(x),
+            lambda m: m(x, mask=_causal(T)),
+            lambda m: m(x, context),
+            lambda m: m(x, context, mask=_causal(T, S)),
+            lambda m: _after_two(m, x),
+            lambda m: m(x, mask=torch.zeros(T, T, dtype=torch.bool)),
+            lambda m: m(x, context, cache=LayerCache()),
+            learning,
+        ),
+        *ask(lambda m: m(x), bias=True),
+        *ask(shapes, bias=True, **wide),
+        *ask(lambda m: m(x), n_kv_heads=2),
+        *ask(lambda m: m(x), lambda m: _in_chunks(m, x, [3, 1, 1]), **wide),
+        *ask(
+            lambda m: m(x),
+            lambda m: m(x, positions=torch.arange(3, 3 + T) * 2),
+            lambda m: m(x, context),
+            lambda m: _in_chunks(m, x, [3, 1, 1]),
+            rope_base=100.0,
+            **wide,
+        ),
+        *ask(lambda m: m(x), rope_base=10.0, **wide),
+        *ask(lambda m: None, n_kv_heads=3),
+        *ask(lambda m: None, n_heads=5),
     ]
 
 
@@ -272,13 +317,23 @@ def test_a_mask_reaches_every_head(MultiHeadAttention):
     module = _module(MultiHeadAttention, 12, 4)
     x = _x(B, T, C, dtype=torch.float64)
     tokens = (torch.arange(T) < torch.tensor([[T], [2]])).view(B, 1, 1, T)
-    for mask in (None, _causal(T), tokens, tokens & _causal(T)):
-        shape = None if mask is None else tuple(mask.shape)
-        same(
-            module(x, mask=mask),
-            _torch_attention(module, 4, 4, x, mask=mask),
-            f"attention with a mask of {shape}",
-        )
+    own = torch.rand(B, 4, T, T, generator=rng(12)) < 0.5
+    own[..., 0] = True
+    for mask in (None, _causal(T), tokens, tokens & _causal(T), own, own[:, :1], own[0]):
+        what = f"attention with a mask of shape {None if mask is None else tuple(mask.shape)}"
+        same(module(x, mask=mask), _torch_attention(module, 4, 4, x, mask=mask), what)
+    got = module(x, mask=torch.zeros(T, T, dtype=torch.bool))
+    same(got, torch.zeros(B, T, C).double(), "attention of queries that may see nothing, without biases")
+
+
+def test_modes_and_repeats_make_no_difference(MultiHeadAttention):
+    """There is no dropout and no memory: train and eval, a first and a second call, give the same."""
+    module = _module(MultiHeadAttention, 12, 4, 2, 6, rope_base=100.0)
+    x, context = _x(B, T, C, dtype=torch.float64), _x(B, S, C, salt=1, dtype=torch.float64)
+    first = module(x)
+    module(_x(1, 3, C, salt=2, dtype=torch.float64), context=context[:1])
+    same(module(x), first, "a second call with the same x")
+    same(module.eval()(x), first, "the module in eval mode")
 
 
 def test_the_future_stays_hidden(MultiHeadAttention):
@@ -309,6 +364,9 @@ def test_heads_may_have_any_width(MultiHeadAttention):
     module = _module(MultiHeadAttention, 12, 4, head_dim=7, bias=True)
     x = _x(B, T, C, dtype=torch.float64)
     same(module(x), _torch_attention(module, 4, 4, x), "attention with head_dim=7")
+    module = _module(MultiHeadAttention, 10, 3, head_dim=4)
+    x = _x(1, 10, T, dtype=torch.float64).mT
+    same(module(x), _torch_attention(module, 3, 3, x), "d_model=10, 3 heads of 4, one non-contiguous sequence")
 
 
 def test_cross_attention_reads_the_context(MultiHeadAttention):
@@ -318,6 +376,22 @@ def test_cross_attention_reads_the_context(MultiHeadAttention):
     for mask in (None, _causal(T, S)):
         want = _torch_attention(module, 4, 2, x, context, mask)
         same(module(x, context=context, mask=mask), want, "cross-attention")
+    same(module(x, context), _torch_attention(module, 4, 2, x, context), "cross-attention, context by position")
+    same(module(x, x), _torch_attention(module, 4, 2, x), "cross-attention to x itself")
+
+
+def test_inputs_get_gradients(MultiHeadAttention):
+    """x and the context get the gradients that torch's own functions give."""
+    module = _module(MultiHeadAttention, 12, 4, n_kv_heads=2)
+    inputs = _x(B, T, C, dtype=torch.float64), _x(B, S, C, salt=1, dtype=torch.float64)
+    for given in (inputs[:1], inputs):
+        leaves = [x.clone().requires_grad_() for x in given]
+        got = torch.autograd.grad(module(*leaves).square().sum(), leaves, allow_unused=True)
+        want = torch.autograd.grad(_torch_attention(module, 4, 2, *leaves).square().sum(), leaves)
+        for name, g, w in zip(("x", "context"), got, want, strict=False):
+            if g is None:
+                raise Broken(f"expected a gradient of {name}, got none")
+            same(g, w, f"gradient of {name}")
 
 
 def test_rotation_by_position(MultiHeadAttention):
@@ -325,11 +399,12 @@ def test_rotation_by_position(MultiHeadAttention):
     x = _x(B, T, C, dtype=torch.float32)
     for base in (100.0, 10_000.0):
         module = _module(MultiHeadAttention, 12, 4, 2, 6, rope_base=base, dtype=torch.float32)
-        same(
-            module(x),
-            _torch_attention(module, 4, 2, x, rope_base=base),
-            f"attention with rope_base={base:g}",
-        )
+        want = _torch_attention(module, 4, 2, x, rope_base=base)
+        same(module(x), want, f"attention with rope_base={base:g}")
+    for n_heads, n_kv_heads, head_dim in ((3, 3, None), (3, 1, None), (2, 2, 8), (4, 1, 2)):
+        module = _module(MultiHeadAttention, 12, n_heads, n_kv_heads, head_dim, rope_base=100.0, dtype=torch.float32)
+        want = _torch_attention(module, n_heads, n_kv_heads, x, rope_base=100.0)
+        same(module(x), want, f"rotary attention with H={n_heads}, K={n_kv_heads}, head_dim={head_dim}")
 
 
 def test_positions_can_be_given(MultiHeadAttention):
@@ -341,6 +416,9 @@ def test_positions_can_be_given(MultiHeadAttention):
         want = _torch_attention(module, 4, 2, x, positions=positions, rope_base=100.0)
         same(module(x, positions=positions), want, f"attention at positions {positions.tolist()}")
     same(module(x, positions=torch.arange(T) + 5), module(x), "attention with all positions shifted by 5")
+    by_place = module(x, None, _causal(T), torch.arange(T) * 3)
+    want = _torch_attention(module, 4, 2, x, None, _causal(T), torch.arange(T) * 3, 100.0)
+    same(by_place, want, "context, mask and positions given in this order")
 
 
 def test_cross_attention_does_not_rotate(MultiHeadAttention):
@@ -361,6 +439,25 @@ def test_a_cache_changes_nothing(MultiHeadAttention):
     want = _torch_attention(module, 4, 2, x, mask=_causal(T))
     for sizes in ([T], [3, 1, 1], [1, 4]):
         same(_in_chunks(module, x, sizes), want, f"attention fed in chunks of {sizes}")
+    tokens = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], dtype=torch.bool).view(B, 1, 1, T)
+    cache = LayerCache()
+    module(x[:, :4], mask=tokens[..., :4], cache=cache)
+    got = module(x[:, 4:], mask=tokens, cache=cache)
+    same(got, _torch_attention(module, 4, 2, x, mask=tokens)[:, 4:], "a new token under a padding mask, with a cache")
+
+
+def test_the_cache_holds_key_heads(MultiHeadAttention):
+    """The cache gets the K key heads, not H copies; and each cache is a memory of its own."""
+    module = _module(MultiHeadAttention, 12, 4, 2, 5)
+    x = _x(B, T, C, dtype=torch.float64)
+    one, other = LayerCache(), LayerCache()
+    for t in range(T):
+        module(x[:, t : t + 1], cache=one)
+        module(-x[:, t : t + 1], cache=other)
+    for name, kept, sign in (("keys", one.keys, 1), ("values", one.values, 1), ("keys", other.keys, -1)):
+        weight = module.state_dict()[f"{name[0]}_proj.weight"]
+        want = torch.stack(F.linear(sign * x, weight).chunk(2, dim=-1), dim=1)
+        same(kept, want, f"{name} in the cache")
 
 
 def test_positions_follow_the_cache(MultiHeadAttention):
@@ -373,6 +470,11 @@ def test_positions_follow_the_cache(MultiHeadAttention):
     cache = LayerCache()
     module(x[:, :3], positions=torch.arange(3), cache=cache)
     same(module(x[:, 3:4], cache=cache), want[:, 3:4], "token 3 after a cache filled at positions 0, 1, 2")
+    positions, cache = torch.arange(T) * 3, LayerCache()
+    module(x[:, :2], positions=positions[:2], cache=cache)
+    got = module(x[:, 2:], positions=positions[2:], cache=cache)
+    want = _torch_attention(module, 4, 2, x, positions=positions, rope_base=100.0)[:, 2:]
+    same(got, want, "the rest at positions 6, 9, 12 after a cache filled at 0, 3")
 
 
 def test_a_cache_without_a_mask_shows_everything(MultiHeadAttention):
@@ -391,7 +493,10 @@ def test_what_cannot_be_is_an_error(MultiHeadAttention):
     raises(ValueError, lambda: MultiHeadAttention(10, 3), "MultiHeadAttention(10, 3)")
     module = MultiHeadAttention(12, 4)
     x = _x(B, T, C)
-    raises(ValueError, lambda: module(x, context=x, cache=LayerCache()), "a cache together with a context")
+    filled_cache = LayerCache()
+    module(x, cache=filled_cache)
+    for cache in (LayerCache(), filled_cache):
+        raises(ValueError, lambda cache=cache: module(x, context=x, cache=cache), "a cache together with a context")
 
 
 def test_every_weight_learns(MultiHeadAttention):

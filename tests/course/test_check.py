@@ -113,6 +113,30 @@ def test_a_shortcut_under_another_name_is_seen():
     assert "calls torch's own `scaled_dot_product_attention`, the very thing to be written here" in str(got)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return torch.ops.aten._softmax(x, dim, False)",
+        "with torch._C.DisableTorchFunction():\n        return torch.softmax(x, dim)",
+        "return reference(x, dim)",
+    ],
+)
+def test_no_back_door_is_open(body):
+    """Neither torch's inner operations nor the reference itself, taken hold of before, can stand in for the piece."""
+    got = report(f"from tfmlib.attention import softmax as reference\ndef softmax(x, dim=-1):\n    {body}")
+    assert got.share == 0
+    assert "the very thing to be written here" in str(got)
+    assert judge.examine(pieces.reference("softmax"), "softmax").passed
+
+
+def test_a_subclass_of_the_reference_is_no_solution():
+    source = "from tfmlib.heads import MultiHeadAttention as R\nclass MultiHeadAttention(R): pass"
+    got = report(source, "MultiHeadAttention")
+    assert got.share == 0
+    assert "calls tfmlib's own `MultiHeadAttention`, the very thing to be written here" in str(got)
+    assert pieces.reference("MultiHeadAttention")(8, 2)(torch.ones(1, 2, 8)).shape == (1, 2, 8)
+
+
 def test_an_exception_shows_the_learners_lines_only():
     got = report("def helper(x):\n    return x.nothing\n\ndef softmax(x, dim=-1):\n    return helper(x)\n")
     message = got.results[0].message
@@ -266,8 +290,8 @@ def call_check(scope, name="softmax", points=None):
 def test_points_are_in_proportion_to_the_checks_that_hold(capsys):
     assert call_check(cell(MINE)) == 2.0
     assert call_check(cell(MINE), points=7) == 7.0
-    got = call_check(cell(OVERFLOWS), points=9)
-    assert got == 9 * report(OVERFLOWS).share < 9
+    got = call_check(cell(OVERFLOWS), points=10)
+    assert got == 10 * report(OVERFLOWS).share < 10
     assert isinstance(got, float)
     stub = "def softmax(x, dim=-1): raise NotImplementedError"
     assert call_check(cell(stub)) == 0.0
@@ -275,11 +299,12 @@ def test_points_are_in_proportion_to_the_checks_that_hold(capsys):
 
 
 def test_points_are_rounded_down():
-    """8 of 9 checks of 1 point are 0.88, not 0.89: only a piece that passes gets full points."""
+    """9 of 10 checks of 0.33 points are 0.29, not 0.3; but of 7 points they are 6.3, whatever floats make of it."""
     always_float = MINE.replace("return e", "e = e if x.dtype == torch.float64 else e.float()\n        return e")
     got = report(always_float)
     assert [result.name for result in got.results if not result.passed] == ["test_keeps_half_precision"]
-    assert call_check(cell(always_float), points=1) == 0.88
+    assert call_check(cell(always_float), points=0.33) == 0.29
+    assert call_check(cell(always_float), points=7) == 6.3
 
 
 @pytest.mark.parametrize("points", [0, -1, math.inf, math.nan, "'2'"])

@@ -376,7 +376,8 @@ def check(piece: Callable, points: float | None = None) -> float:
         report = examine(piece, name)
     report = _settle(report, piece, scope)
     _show(report)
-    earned = points if report.passed else math.floor(points * report.share * 100) / 100
+    hundredths = round(points * report.share * 100, 6)  # so that 3 * 0.7 is 2.1 and not 2.0999
+    earned = points if report.passed else math.floor(hundredths) / 100
     return float(min(max(earned, 0.0), points))
 
 

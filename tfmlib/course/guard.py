@@ -3,6 +3,7 @@
 Promises about calls hold for every check, so they are kept here and not in each of them.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -12,13 +13,20 @@ from tfmlib_checks.same import Broken
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tfmlib import pieces
 
 
 class Shortcut(BaseException):
     """The piece called what it is meant to replace. Not an Exception: the piece must not be able to catch it."""
 
 
-class _Watch(TorchFunctionMode):
+def _said(name: str, called: str) -> str:
+    return f"{name} calls {called}, the very thing to be written here"
+
+
+class _WatchFunctions(TorchFunctionMode):
     """Sees every torch function that is called, under whatever name it was imported."""
 
     def __init__(self, name: str, forbidden: list[Callable]):
@@ -27,32 +35,95 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if any(function is f for f in self.forbidden):
-            raise Shortcut(f"{self.name} calls torch's own `{function.__name__}`, the very thing to be written here")
+            raise Shortcut(_said(self.name, f"torch's own `{function.__name__}`"))
         return function(*args, **(kwargs or {}))
 
 
-def guarded(piece: Callable, name: str, forbidden: list[Callable]) -> Callable:
-    """The piece, whose calls raise Shortcut for a forbidden function and Broken for a changed argument."""
-    if not inspect.isclass(piece):
-        return _guarded_call(piece, name, forbidden)
+class _WatchOperations(TorchDispatchMode):
+    """Sees every operation that torch carries out in the end, by whatever way it was reached."""
 
-    construct = _guarded_call(piece, name, forbidden)
+    def __init__(self, name: str, forbidden: tuple[str, ...]):
+        super().__init__()
+        self.name, self.forbidden = name, forbidden
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch loads its compiler, seconds long, at the first operation. No piece is compiled here."""
+        return False
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.name().startswith(self.forbidden):
+            raise Shortcut(_said(self.name, f"torch's own `{operation.name().removeprefix('aten::')}`"))
+        return operation(*args, **(kwargs or {}))
+
+
+def _reference_called(*args, **kwargs):
+    """What stands in for the reference's code; its global names are those of the reference."""
+    from tfmlib.course.guard import Shortcut
+
+    raise Shortcut
+
+
+@contextlib.contextmanager
+def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
+    """Within the block the reference cannot be called, even by somebody who took hold of it before."""
+    reference = pieces.reference(name)
+    if piece is reference:
+        yield
+        return
+    if inspect.isclass(reference):
+        part, closed = "__init__", _reference_called
+    else:
+        part, closed = "__code__", _reference_called.__code__
+    own = getattr(reference, part)
+    setattr(reference, part, closed)
+    try:
+        yield
+    except Shortcut as shortcut:
+        if shortcut.args:
+            raise
+        raise Shortcut(_said(name, f"tfmlib's own `{name}`")) from None
+    finally:
+        setattr(reference, part, own)
+
+
+def guarded(piece: Callable, name: str, forbidden: list[Callable | str]) -> Callable:
+    """The piece, whose calls raise Shortcut for something forbidden and Broken for a changed argument.
+
+    `forbidden` holds torch functions, and beginnings of names of torch's operations. The reference is always forbidden.
+    """
+    functions = [f for f in forbidden if not isinstance(f, str)]
+    operations = tuple(f for f in forbidden if isinstance(f, str))
+
+    @contextlib.contextmanager
+    def watch() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_reference_closed(piece, name))
+            if operations:
+                stack.enter_context(_WatchOperations(name, operations))
+            if functions:
+                stack.enter_context(_WatchFunctions(name, functions))
+            yield
+
+    construct = _guarded_call(piece, name, watch)
+    if not inspect.isclass(piece):
+        return construct
 
     @functools.wraps(piece, updated=())
     def constructed(*args, **kwargs):
         made = construct(*args, **kwargs)
         if isinstance(made, nn.Module) and callable(getattr(made, "forward", None)):
-            made.forward = _guarded_call(made.forward, name, forbidden)
+            made.forward = _guarded_call(made.forward, name, watch)
         return made
 
     return constructed
 
 
-def _guarded_call(function: Callable, name: str, forbidden: list[Callable]) -> Callable:
+def _guarded_call(function: Callable, name: str, watch: Callable) -> Callable:
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
         before = [(where, x, x.detach().clone()) for where, x in _tensors(function, args, kwargs)]
-        with _Watch(name, forbidden):
+        with watch():
             result = function(*args, **kwargs)
         for where, x, copy in before:
             if x.shape != copy.shape or x.dtype != copy.dtype or not _same_bits(x.detach(), copy):
