@@ -65,7 +65,7 @@ def test_split_takes_any_layout(split_heads):
     x = _x(1, 1, 6).half()
     same(split_heads(x, 3), x.view(1, 3, 1, 2), "split_heads of one token")
     for shape, n_heads in (((1, 5, 6), 2), ((2, 1, 6), 6), ((2, 2, 4), 2), ((2, 3, 22), 11)):
-        x = _x(*shape, dtype=torch.bfloat16)
+        x = _x(*shape, dtype=torch.float64)
         same(split_heads(x, n_heads), torch.stack(x.chunk(n_heads, -1), 1), f"split_heads of {shape} into {n_heads}")
 
 
@@ -111,7 +111,7 @@ def test_merge_undoes_split(merge_heads):
     same(merge_heads(split.contiguous()), x, "merge_heads of split heads, contiguous")
     same(merge_heads(_x(2, 1, 5, 7)), _x(2, 1, 5, 7)[:, 0], "merge_heads of a single head")
     for shape in ((1, 5, 3, 7), (2, 3, 1, 7), (1, 1, 1, 1), (2, 11, 3, 1), (3, 3, 3, 3)):
-        x = _x(*shape, dtype=torch.bfloat16)
+        x = _x(*shape, dtype=torch.float64)
         same(merge_heads(x), torch.cat(x.unbind(1), dim=-1), f"merge_heads of {shape}")
 
 
@@ -288,6 +288,7 @@ def test_fewer_key_heads_make_smaller_projections(MultiHeadAttention):
     want = {f"{name}.weight": shape for name, shape in shapes.items()}
     want |= {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
     parameters_named(MultiHeadAttention(12, 4, n_kv_heads=2, head_dim=5, bias=True), want)
+    parameters_named(MultiHeadAttention(12, 4, 2, 5, True), want)
 
 
 def test_equals_torch_multihead_attention(MultiHeadAttention):
@@ -334,6 +335,9 @@ def test_modes_and_repeats_make_no_difference(MultiHeadAttention):
     module(_x(1, 3, C, salt=2, dtype=torch.float64), context=context[:1])
     same(module(x), first, "a second call with the same x")
     same(module.eval()(x), first, "the module in eval mode")
+    want = _torch_attention(module, 4, 2, x, context, _causal(T, S))
+    with torch.no_grad():
+        same(module(x, context, _causal(T, S)), want, "the module in eval mode, without gradients, under a mask")
 
 
 def test_the_future_stays_hidden(MultiHeadAttention):
@@ -516,6 +520,10 @@ def test_every_weight_learns(MultiHeadAttention):
 def test_half_precision_stays(MultiHeadAttention):
     """A module in bfloat16 gives bfloat16, rotation and all."""
     module = _module(MultiHeadAttention, 12, 4, 2, 6, rope_base=100.0, dtype=torch.bfloat16)
-    got = module(_x(B, T, C, dtype=torch.bfloat16))
+    x = _x(B, T, C, dtype=torch.bfloat16)
+    got = module(x)
     expect(got.dtype == torch.bfloat16, f"expected dtype torch.bfloat16, got {got.dtype}")
     expect(bool(got.isfinite().all()), "expected finite numbers in bfloat16, got NaN or inf")
+    far = module(x, positions=torch.arange(T) + 1001)
+    moved = ((far - got).norm() / got.norm()).item()
+    expect(moved < 0.05, f"1001 positions further: expected the same output, got {moved:.0%} off: angles need float32")
