@@ -2,6 +2,8 @@
 
 from tfmlib import pieces
 
+collect_ignore = ["submissions"]  # what learners hand in: not tests
+
 
 def pytest_generate_tests(metafunc):
     for name in set(metafunc.fixturenames) & set(pieces.PIECES):

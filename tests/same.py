@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -51,14 +52,19 @@ def expect(condition: bool, message: str) -> None:
         raise Broken(message)
 
 
+def is_tensor(got, what: str) -> None:
+    """Break the promise unless this is a Tensor."""
+    if got is None:
+        raise Broken(f"{what}: expected a Tensor, got None. Is a `return` missing?")
+    expect(isinstance(got, Tensor), f"{what}: expected a Tensor, got {_kind(got)}")
+
+
 def same(got: Tensor, want: Tensor, what: str) -> None:
     """Break the promise unless two tensors agree in type, shape, dtype, device and value.
 
     Values may differ by TOLERANCE; booleans and integers may not. NaN equals nothing unless NaN is wanted.
     """
-    if got is None:
-        raise Broken(f"{what}: expected a Tensor, got None. Is a `return` missing?")
-    expect(isinstance(got, Tensor), f"{what}: expected a Tensor, got {_kind(got)}")
+    is_tensor(got, what)
     expect(got.shape == want.shape, f"{what}: expected shape {tuple(want.shape)}, got {tuple(got.shape)}")
     expect(got.dtype == want.dtype, f"{what}: expected dtype {want.dtype}, got {got.dtype}")
     expect(got.device == want.device, f"{what}: expected device {want.device}, got {got.device}")
@@ -101,12 +107,24 @@ def raises(kind: type[Exception], call: Callable, what: str) -> None:
     raise Broken(f"{what}: expected {kind.__name__}, but it returned {_kind(result)}")
 
 
+@dataclass(frozen=True)
+class Raised:
+    """The call raised an exception of this type."""
+
+    kind: str
+
+
 def outcome(call: Callable):
-    """The call's result, or the name of the exception it raised: for probes, which must not stop at an error."""
+    """The call's result, or Raised: for probes, which must not stop at an error."""
     try:
         return call()
     except Exception as error:
-        return f"raised {type(error).__name__}"
+        return Raised(type(error).__name__)
+
+
+def is_exception(answer) -> bool:
+    """Whether an `outcome` is an exception."""
+    return isinstance(answer, Raised)
 
 
 def filled(module: torch.nn.Module, salt: int = 0) -> torch.nn.Module:

@@ -83,7 +83,7 @@ def test_weights_are_positive_and_sum_to_one(softmax):
 def test_dim_names_the_axis(softmax):
     """`dim` says along which axis the weights sum to 1: the first, one in the middle, or the last."""
     x = torch.randn(2, 3, 5, 7, generator=rng(1)).double()
-    for dim in (0, 1, 3, -1, -2, -4):
+    for dim in (0, 1, 3, -1, -2, -3, -4):
         same(softmax(x, dim=dim), torch.softmax(x, dim), f"softmax(x, dim={dim})")
     same(softmax(x, 1), torch.softmax(x, 1), "softmax(x, 1)")
 
@@ -187,6 +187,7 @@ def test_any_size_will_do(causal_mask):
 
 def test_more_queries_than_keys_is_an_error(causal_mask):
     """More queries than keys is a ValueError: queries cannot be the last of fewer keys."""
+    expect(causal_mask(3, 5) is not None, "causal_mask(3, 5): expected a mask, got None")
     raises(ValueError, lambda: causal_mask(5, 3), "causal_mask(5, 3)")
     raises(ValueError, lambda: causal_mask(4, 3), "causal_mask(4, 3)")
 
@@ -292,6 +293,7 @@ def _hidden_sequences():
 
 
 def _refuses_numbers(attend):
+    attend(_holes())
     for dtype in (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8):
         raises(TypeError, lambda dtype=dtype: attend(_holes().to(dtype)), f"a mask of {dtype}")
 
@@ -402,10 +404,12 @@ def test_a_blind_query_keeps_gradients_finite(attention_weights):
 
 def test_weights_gradients_agree_with_torch(attention_weights):
     """The gradients of queries and keys are those of the formula, with and without a mask."""
-    for mask in (None, _holes()):
-        q, k, _ = _qkv(dtype=torch.float64)
+    for mask, dtype in ((None, torch.float64), (_holes(), torch.float64), (_blind(_holes()), torch.float32)):
+        q, k, _ = _qkv(dtype=dtype)
         got = _gradients(lambda q, k, mask=mask: attention_weights(q, k, mask), q, k)
-        want = _gradients(lambda q, k, mask=mask: _weights(q, k, mask), q, k)
+        seen = None if mask is None else mask | ~mask.any(-1, keepdim=True)
+        blind = 1.0 if mask is None else mask.any(-1, keepdim=True).to(dtype)
+        want = _gradients(lambda q, k, seen=seen, blind=blind: _weights(q, k, seen) * blind, q, k)
         for name, g, w in zip("qk", got, want, strict=True):
             same(g, w, f"gradient of {name} {'without' if mask is None else 'with'} a mask")
 
@@ -512,12 +516,19 @@ def test_a_blind_query_outputs_zeros(scaled_dot_product_attention):
         what = f"attention where a mask of shape {tuple(mask.shape)} hides whole sequences"
         want = F.scaled_dot_product_attention(q, k, v) * mask.any(-1, keepdim=True)
         same(scaled_dot_product_attention(q, k, v, mask), want, what)
+    q, k, v = _qkv(S=1)
+    got = scaled_dot_product_attention(q, k, v, torch.zeros(5, 1, dtype=torch.bool))
+    same(got, torch.zeros(2, 5, 3), "attention where the only key is hidden")
 
 
 def test_gradients_agree_with_torch(scaled_dot_product_attention):
     """The gradients of q, k and v, in float64."""
-    inputs = _qkv(dtype=torch.float64)
-    for mask in (None, _holes()):
+    for mask, inputs in (
+        (None, _qkv(dtype=torch.float64)),
+        (_holes(), _qkv(dtype=torch.float64)),
+        (None, _qkv(Dv=11)),
+        (_holes(), _qkv(Dv=11)),
+    ):
         got = _gradients(lambda *x, mask=mask: scaled_dot_product_attention(*x, mask), *inputs)
         want = _gradients(lambda *x, mask=mask: F.scaled_dot_product_attention(*x, attn_mask=mask), *inputs)
         for name, g, w in zip("qkv", got, want, strict=True):

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .same import Broken, expect, filled, outcome, parameters_named, raises, rng, same
-from .toys import LayerCache
+from .same import Broken, expect, filled, is_exception, outcome, parameters_named, raises, rng, same
+from .toys import LayerCache, ListCache
 
 # What a piece may not call, since it is torch's version of the same thing.
 FORBIDDEN = {"MultiHeadAttention": [F.multi_head_attention_forward, "aten::_native_multi_head_attention"]}
@@ -77,6 +77,7 @@ def test_split_passes_the_gradient_on(split_heads):
 
 def test_heads_must_divide_the_width(split_heads):
     """A width that does not divide into the heads is a ValueError."""
+    same(split_heads(_x(2, 5, 21), 21), _x(2, 5, 21).mT[..., None], "split_heads of width 21 into 21 heads")
     raises(ValueError, lambda: split_heads(_x(2, 5, 21), 4), "split_heads of width 21 into 4 heads")
     raises(ValueError, lambda: split_heads(_x(2, 5, 2), 4), "split_heads of width 2 into 4 heads")
 
@@ -111,8 +112,9 @@ def test_merge_undoes_split(merge_heads):
     same(merge_heads(split.contiguous()), x, "merge_heads of split heads, contiguous")
     same(merge_heads(_x(2, 1, 5, 7)), _x(2, 1, 5, 7)[:, 0], "merge_heads of a single head")
     for shape in ((1, 5, 3, 7), (2, 3, 1, 7), (1, 1, 1, 1), (2, 11, 3, 1), (3, 3, 3, 3)):
-        x = _x(*shape, dtype=torch.float64)
-        same(merge_heads(x), torch.cat(x.unbind(1), dim=-1), f"merge_heads of {shape}")
+        for dtype in (torch.float64, torch.bfloat16):
+            x = _x(*shape, dtype=dtype)
+            same(merge_heads(x), torch.cat(x.unbind(1), dim=-1), f"merge_heads of {shape} in {dtype}")
 
 
 def test_merge_passes_the_gradient_on(merge_heads):
@@ -234,7 +236,7 @@ def probe_MultiHeadAttention(MultiHeadAttention):
     def ask(*questions, n_heads=4, **options):
         """Put several questions to one module."""
         module = outcome(lambda: _module(MultiHeadAttention, C, n_heads, **options))
-        if isinstance(module, str):
+        if is_exception(module):
             return [module for _ in questions]
         return [outcome(lambda question=question: question(module)) for question in questions]
 
@@ -280,6 +282,9 @@ def test_four_projections(MultiHeadAttention):
     """q_proj, k_proj, v_proj and o_proj are there, without a bias: C x C each for four heads of C / 4."""
     shapes = {f"{name}_proj.weight": (12, 12) for name in "qkvo"}
     parameters_named(MultiHeadAttention(12, 4), shapes)
+    parameters_named(MultiHeadAttention(12, 2, rope_base=100.0), shapes)
+    fresh = MultiHeadAttention(12, 4)
+    expect(all(p.requires_grad for p in fresh.parameters()), "expected parameters that learn (requires_grad)")
 
 
 def test_fewer_key_heads_make_smaller_projections(MultiHeadAttention):
@@ -377,7 +382,8 @@ def test_cross_attention_reads_the_context(MultiHeadAttention):
     """Queries come from x, keys and values from the context; S != T, with and without a mask."""
     module = _module(MultiHeadAttention, 12, 4, n_kv_heads=2, bias=True)
     x, context = _x(B, T, C, dtype=torch.float64), _x(B, S, C, salt=1, dtype=torch.float64)
-    for mask in (None, _causal(T, S)):
+    padding = (torch.arange(S) < torch.tensor([[S], [3]])).view(B, 1, 1, S)
+    for mask in (None, _causal(T, S), padding):
         want = _torch_attention(module, 4, 2, x, context, mask)
         same(module(x, context=context, mask=mask), want, "cross-attention")
     same(module(x, context), _torch_attention(module, 4, 2, x, context), "cross-attention, context by position")
@@ -405,9 +411,9 @@ def test_rotation_by_position(MultiHeadAttention):
         module = _module(MultiHeadAttention, 12, 4, 2, 6, rope_base=base, dtype=torch.float32)
         want = _torch_attention(module, 4, 2, x, rope_base=base)
         same(module(x), want, f"attention with rope_base={base:g}")
-    for n_heads, n_kv_heads, head_dim in ((3, 3, None), (3, 1, None), (2, 2, 8), (4, 1, 2)):
+    for n_heads, n_kv_heads, head_dim in ((3, None, None), (3, 1, None), (2, None, 8), (4, 1, 2)):
         module = _module(MultiHeadAttention, 12, n_heads, n_kv_heads, head_dim, rope_base=100.0, dtype=torch.float32)
-        want = _torch_attention(module, n_heads, n_kv_heads, x, rope_base=100.0)
+        want = _torch_attention(module, n_heads, n_kv_heads or n_heads, x, rope_base=100.0)
         same(module(x), want, f"rotary attention with H={n_heads}, K={n_kv_heads}, head_dim={head_dim}")
 
 
@@ -434,6 +440,7 @@ def test_cross_attention_does_not_rotate(MultiHeadAttention):
         _torch_attention(module, 4, 2, x, context),
         "cross-attention with rope_base",
     )
+    same(module(x, context=x), _torch_attention(module, 4, 2, x), "cross-attention with rope_base, to x itself")
 
 
 def test_a_cache_changes_nothing(MultiHeadAttention):
@@ -471,6 +478,9 @@ def test_positions_follow_the_cache(MultiHeadAttention):
     want = _torch_attention(module, 4, 2, x, mask=_causal(T), rope_base=100.0)
     for sizes in ([T], [3, 1, 1], [1, 4]):
         same(_in_chunks(module, x, sizes), want, f"rotary attention fed in chunks of {sizes}")
+    long, cache = _x(B, 8, C, salt=3, dtype=torch.float32), ListCache()
+    got = torch.cat([module(long[:, t : t + 1], cache=cache) for t in range(8)], dim=1)
+    same(got, _torch_attention(module, 4, 2, long, mask=_causal(8), rope_base=100.0), "8 tokens, one at a time")
     cache = LayerCache()
     module(x[:, :3], positions=torch.arange(3), cache=cache)
     same(module(x[:, 3:4], cache=cache), want[:, 3:4], "token 3 after a cache filled at positions 0, 1, 2")
@@ -493,9 +503,9 @@ def test_a_cache_without_a_mask_shows_everything(MultiHeadAttention):
 
 def test_what_cannot_be_is_an_error(MultiHeadAttention):
     """ValueError: 4 query heads on 3 key heads, a width of 10 for 3 heads, and a cache together with a context."""
+    module = MultiHeadAttention(12, 4)
     raises(ValueError, lambda: MultiHeadAttention(12, 4, n_kv_heads=3), "MultiHeadAttention(12, 4, n_kv_heads=3)")
     raises(ValueError, lambda: MultiHeadAttention(10, 3), "MultiHeadAttention(10, 3)")
-    module = MultiHeadAttention(12, 4)
     x = _x(B, T, C)
     filled_cache = LayerCache()
     module(x, cache=filled_cache)
@@ -504,7 +514,9 @@ def test_what_cannot_be_is_an_error(MultiHeadAttention):
 
 
 def test_every_weight_learns(MultiHeadAttention):
-    """All four projections get the gradients that torch's own functions give."""
+    """All four projections get the gradients that torch's own functions give, and none starts at zero."""
+    fresh = MultiHeadAttention(12, 4)(_x(B, T, C))
+    expect(bool(fresh.abs().sum() > 0), "expected a fresh module to give numbers, got zeros only")
     module = _module(MultiHeadAttention, 12, 4, n_kv_heads=2, bias=True)
     x = _x(B, T, C, dtype=torch.float64)
     module(x, mask=_causal(T)).square().sum().backward()

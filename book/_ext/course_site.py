@@ -34,8 +34,15 @@ def keep_only_working_launch_buttons(app, pagename, templatename, context, doctr
     context["header_buttons"] = [b for b in context.get("header_buttons", []) if b.get("label") != "launch-buttons"]
 
 
+def load_nothing_from_elsewhere(app, pagename, templatename, context, doctree):
+    """Jupyter Book's live-code button names another host on every page. The course does not use it."""
+    scripts = context.get("script_files", [])
+    context["script_files"] = [s for s in scripts if "thebe" not in f"{s} {getattr(s, 'attributes', '')}".lower()]
+
+
 def setup(app):
     app.config.html_static_path.append(str(ASSETS))
     app.connect("builder-inited", copy_assets)
     app.connect("html-page-context", keep_only_working_launch_buttons, priority=900)
+    app.connect("html-page-context", load_nothing_from_elsewhere, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,6 +2,9 @@
 
 import linecache
 import math
+import os
+import random
+import sys
 import textwrap
 import time
 
@@ -158,6 +161,36 @@ def test_the_hint_is_shown_and_names_the_mistake():
     assert "<b>Likely:</b> exp overflows" in got._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("merge_heads", "raise RuntimeError"),
+        ("repeat_kv", "raise RuntimeError"),
+        ("split_heads", "return x.nothing"),
+        ("causal_mask", "raise RuntimeError"),
+        ("scaled_dot_product_attention", "return q @ k"),
+    ],
+)
+def test_an_exception_alone_is_no_diagnosis(name, body):
+    """Many mistakes raise; that a misconception raises as well does not make it the likely one."""
+    arguments = {"merge_heads": "x", "repeat_kv": "x, n", "split_heads": "x, n", "causal_mask": "T, S=None"}
+    got = report(f"def {name}({arguments.get(name, 'q, k, v, mask=None')}):\n    {body}", name)
+    assert got.share == 0
+    assert got.hint is None
+
+
+def test_a_piece_cannot_skip_its_checks():
+    got = report("from tfmlib_checks.same import Skip\ndef softmax(x, dim=-1):\n    raise Skip('hard')")
+    assert got.share == 0
+    assert "Skip: hard" in got.results[0].message
+
+
+def test_an_exception_that_cannot_speak_or_says_too_much():
+    mute = "class E(Exception):\n    def __str__(self): raise ValueError\ndef softmax(x, dim=-1): raise E"
+    assert "E: (its text cannot be shown)" in str(report(mute))
+    assert len(report("def softmax(x, dim=-1): raise ValueError('x' * 10**7)").results[0].message) < 1000
+
+
 def test_two_mistakes_at_once_still_get_a_hint():
     """A mistake is known by what it changes, so another one beside it does not hide it."""
     source = """
@@ -203,6 +236,8 @@ def test_html_escapes_what_the_learner_wrote():
         "while True: pass",
         "while True:\n        try: torch.ones(2)\n        except Exception: pass",
         "import time; time.sleep(60)",
+        "while True:\n        try: torch.ones(2)\n        except: pass",
+        "import time\n    while True:\n        try: time.sleep(60)\n        except: pass",
     ],
 )
 def test_an_endless_loop_ends_with_a_message(body):
@@ -213,6 +248,28 @@ def test_an_endless_loop_ends_with_a_message(body):
     assert "in softmax" in got.results[0].message
     assert {r.status for r in got.results[1:]} == {judge.NOT_RUN}
     assert report(MINE).passed  # the next check works
+
+
+def test_an_interrupt_leaves_nothing_behind(monkeypatch):
+    """Wherever the alarm strikes, also in the middle of the guard, later checks judge rightly."""
+    monkeypatch.setattr(limits, "_REPEAT_SECONDS", 0.001)
+    loops = cell("def softmax(x, dim=-1):\n    while True:\n        torch.ones(2)\n")["softmax"]
+    quick = cell("def softmax(x, dim=-1):\n    return torch.zeros(2)\n")["softmax"]
+    for attempt in range(30):
+        judge.examine(loops if attempt % 2 else quick, "softmax", seconds=0.0005 * (attempt + 1))
+        assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+        assert torch.equal(pieces.reference("softmax")(torch.zeros(2)), torch.full((2,), 0.5))
+    assert report(MINE).passed
+
+
+def test_a_check_within_a_check_is_refused():
+    source = """
+        from tfmlib.course.check import examine
+        def softmax(x, dim=-1):
+            examine(softmax)
+    """
+    assert "a piece cannot have itself checked while it is checked" in str(report(source))
+    assert report(MINE).passed
 
 
 def test_an_endless_loop_in_a_thread_ends_too():
@@ -230,7 +287,13 @@ def test_an_endless_loop_in_a_thread_ends_too():
 @pytest.mark.skipif(limits._address_space() is None, reason="only Linux limits the memory of a running process")
 @pytest.mark.parametrize(
     "body",
-    ["torch.ones(10**6, 10**5)", "bytes(10**11)", "x = x.repeat(10**10)", "[torch.zeros(10**8) for _ in range(100)]"],
+    [
+        "torch.ones(10**6, 10**5)",
+        "bytes(10**11)",
+        "kept = []\n    while True: kept.append([0] * 1000)",
+        "x = x.repeat(10**10)",
+        "[torch.zeros(10**8) for _ in range(100)]",
+    ],
 )
 def test_a_runaway_allocation_ends_with_a_message(body):
     got = report(f"def softmax(x, dim=-1):\n    {body}\n    return x")
@@ -263,17 +326,22 @@ def test_what_the_piece_does_to_torch_is_undone():
     want = torch.rand(2)
     torch.manual_seed(3)
     source = """
+        import os, random, sys
         def softmax(x, dim=-1):
             torch.manual_seed(0); torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False)
-            torch.set_num_threads(1)
+            torch.set_num_threads(1); torch.set_default_device("meta"); torch.use_deterministic_algorithms(True)
+            random.seed(1); os.chdir("/"); sys.setrecursionlimit(500); sys.stdout.close()
             return x
     """
-    threads = torch.get_num_threads()
+    threads, folder, limit, state = torch.get_num_threads(), os.getcwd(), sys.getrecursionlimit(), random.getstate()
     report(source)
+    assert (threads, folder, limit) == (torch.get_num_threads(), os.getcwd(), sys.getrecursionlimit())
+    assert random.getstate() == state
+    assert torch.ones(1).device.type == "cpu"
+    assert not torch.are_deterministic_algorithms_enabled()
     assert torch.equal(torch.rand(2), want)
     assert torch.get_default_dtype() == torch.float32
     assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
 
 
 # Points, and one rule for names --------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """Kept pieces: a piece that passed works after a restart, in later labs, and nothing of the learner's is lost."""
 
 import os
+import pickle
+import textwrap
 
 import nbformat
 import pytest
 
+import tfmlib.attention
+import tfmlib.positions
 from tfmlib import pieces
-from tfmlib.course import grading, workshop
+from tfmlib.course import grading, notebooks, workshop
 from tfmlib.course.check import examine
 
 from .test_check import MINE, OVERFLOWS, call_check, cell, fresh  # noqa: F401
@@ -94,7 +98,7 @@ def test_helpers_of_the_same_name_do_not_break_a_kept_piece(lab, capsys):
     cell("def top(T):\n    return torch.ones(T, T).tril() > 0", scope)
     source = "def causal_mask(T, S=None):\n    S = S or T\n    if T > S: raise ValueError\n    return top(S)[S - T:]\n"
     assert call_check(cell(source, scope), "causal_mask") == 2.0
-    assert "it breaks your kept `softmax`" in capsys.readouterr().out
+    assert "it would break your kept `softmax`" in capsys.readouterr().out
     assert restarted(lab)[0] == ["softmax"]
     assert examine(pieces.in_use("softmax"), "softmax").passed
 
@@ -111,6 +115,97 @@ def test_a_kept_file_that_cannot_be_loaded_is_left_alone(lab):
     before = path.read_text()
     assert call_check(cell(MINE)) == 2.0  # points do not depend on it
     assert path.read_text() == before
+
+
+def test_one_broken_section_does_not_cost_the_others(lab):
+    scope = cell(MINE)
+    call_check(scope)
+    cell("def padding_mask(is_token):\n    return is_token[:, None, None]", scope)
+    call_check(scope, "padding_mask")
+    path = lab / "mine" / "attention.py"
+    path.write_text(path.read_text().replace("def padding_mask", "import no_such_module\ndef padding_mask"))
+    loaded, problems = restarted(lab)
+    assert loaded == ["softmax"]
+    assert "cannot be loaded (ModuleNotFoundError: No module named 'no_such_module')" in problems[0]
+
+
+def test_a_piece_changed_by_hand_is_judged_again(lab):
+    call_check(cell(MINE))
+    path = lab / "mine" / "attention.py"
+    right = path.read_text()
+    path.write_text(right.replace("e / e.sum", "1.0 * e / e.sum"))
+    assert restarted(lab) == (["softmax"], [])
+    path.write_text(right.replace("e / e.sum(dim, keepdim=True)", "e"))
+    loaded, problems = restarted(lab)
+    assert loaded == []
+    assert "`softmax` was changed since it passed, and does not pass now" in problems[0]
+    assert pieces.in_use("softmax") is pieces.reference("softmax")
+
+
+def test_the_piece_in_use_does_not_change_with_the_notebooks_names(lab):
+    scope = cell("K = 1.0")
+    cell(MINE.replace("(x -", "(K * x - K *"), scope)
+    call_check(scope)
+    cell("K = 5.0", scope)
+    assert examine(pieces.in_use("softmax"), "softmax").passed
+    assert examine(scope["softmax"], "softmax").passed
+
+
+def test_what_a_learner_adds_to_a_kept_file_stays(lab):
+    scope = cell(MINE)
+    call_check(scope)
+    path = lab / "mine" / "attention.py"
+    path.write_text("# my notes\nNUMBER = 3\n" + path.read_text() + "\n# at the end\n")
+    cell("def padding_mask(is_token):\n    return is_token[:, None, None]", scope)
+    call_check(scope, "padding_mask")
+    for line in ("# my notes\n", "NUMBER = 3\n", "# at the end\n"):
+        assert line in path.read_text()
+    assert restarted(lab) == (["softmax", "padding_mask"], [])
+
+
+def test_a_cell_that_prepares_something_is_kept_whole(lab):
+    source = "rows = []\nrows.append(0.0)\n" + textwrap.dedent(MINE).replace("(x -", "(x + rows[0] -")
+    assert call_check(cell(source)) == 2.0
+    assert "rows.append(0.0)" in (lab / "mine" / "attention.py").read_text()
+    assert restarted(lab) == (["softmax"], [])
+
+
+def test_a_kept_class_can_be_pickled(lab):
+    source = "from torch import Tensor, nn\n" + notebooks.solution_source("MultiHeadAttention")
+    scope = cell(source)
+    scope.update({n: pieces.reference(n) for n in ("split_heads", "merge_heads", "repeat_kv")})
+    scope |= {"attention": tfmlib.attention, "rotary": tfmlib.positions}
+    assert call_check(scope, "MultiHeadAttention") == 5.0
+    made = pieces.in_use("MultiHeadAttention")
+    assert made.__module__ == "mine.heads"
+    assert isinstance(pickle.loads(pickle.dumps(made(8, 2))), made)
+
+
+def test_points_do_not_depend_on_whether_a_piece_can_be_kept(lab, capsys):
+    (lab / "mine").write_text("a file where the folder should be")
+    assert call_check(cell(MINE)) == 2.0
+    assert "It passed, but could not be kept (" in capsys.readouterr().out
+
+
+def test_a_broken_kept_file_is_named(lab, capsys):
+    (lab / "mine").mkdir()
+    (lab / "mine" / "attention.py").write_text("x = 1\nx = = 2\n")
+    assert call_check(cell(MINE)) == 2.0
+    assert "mine/attention.py line 2 cannot be loaded (SyntaxError" in capsys.readouterr().out
+
+
+def test_a_piece_that_was_never_defined_earns_nothing_and_breaks_nothing(tmp_path):
+    """A cell with a syntax error leaves its name undefined: begin() has bound it to the piece in use."""
+    run = run_cells(
+        tmp_path / "03-attention",
+        f"{HEADER}begin('03-attention')",
+        "def softmax(x, dim=-1:\n    pass",
+        "check(softmax, points=2)",
+        "softmax",
+    )
+    assert len(grading.errors(run)) == 1
+    assert "`softmax` is tfmlib's own here" in text_of(run.cells[2])
+    assert "function tfmlib.attention.softmax" in text_of(run.cells[3])
 
 
 def test_an_unknown_lab_is_an_error():

@@ -21,11 +21,11 @@ from types import ModuleType
 
 import tfmlib_checks
 from tfmlib_checks.misconceptions import Misconception, known
-from tfmlib_checks.same import SEED_VARIABLE, Broken, Skip, alike
+from tfmlib_checks.same import SEED_VARIABLE, Broken, Skip, alike, is_exception
 
 from tfmlib import pieces
 from tfmlib.course import limits
-from tfmlib.course.guard import Shortcut, guarded
+from tfmlib.course.guard import Shortcut, guarded, left_as_found
 
 PASSED, FAILED, UNWRITTEN, SKIPPED, NOT_RUN = "ok", "no", "not written yet", "skipped", "not run"
 
@@ -164,7 +164,9 @@ def examine(piece: Callable, name: str | None = None, *, seconds: float = limits
     results: list[Result] = []
     hint = None
     with contextlib.ExitStack() as stack:
-        stack.enter_context(limits.torch_state_kept())
+        stack.enter_context(_once())
+        stack.enter_context(left_as_found(name))
+        stack.enter_context(limits.state_kept())
         stack.enter_context(_in_scope(piece, name))
         output = stack.enter_context(limits.collected_output())
         stack.enter_context(limits.memory_limit(limits.BYTES))
@@ -184,6 +186,22 @@ def examine(piece: Callable, name: str | None = None, *, seconds: float = limits
     return Report(name, tuple(results), hint, _shortened(output.text))
 
 
+_judging = False
+
+
+@contextlib.contextmanager
+def _once() -> Iterator[None]:
+    """One piece is judged at a time: the limits hold for one."""
+    global _judging
+    if _judging:
+        raise RuntimeError("a piece cannot have itself checked while it is checked")
+    _judging = True
+    try:
+        yield
+    finally:
+        _judging = False
+
+
 def _promise(test: Callable) -> str:
     return inspect.getdoc(test) or test.__name__.removeprefix("test_").replace("_", " ")
 
@@ -196,13 +214,13 @@ def _judge(test: Callable, piece: Callable, name: str) -> Result:
     except (KeyboardInterrupt, limits.OutOfTime):
         raise
     except Skip as reason:
-        status, message = SKIPPED, str(reason)
+        status, message = (FAILED, _told(reason, name)) if _is_raised_by_learner(reason) else (SKIPPED, str(reason))
     except (Broken, Shortcut) as broken:
         status, message = FAILED, str(broken)
         if broken.__cause__ is not None:
             message += "\n" + _own_frames(broken.__cause__)
     except NotImplementedError as error:
-        status, message = (UNWRITTEN, "") if _is_stub(error) else (FAILED, _told(error, name))
+        status, message = (UNWRITTEN, "") if _is_raised_by_learner(error) else (FAILED, _told(error, name))
     except BaseException as error:
         status, message = FAILED, _told(error, name)
     return Result(test.__name__, _promise(test), status, message.rstrip())
@@ -212,15 +230,20 @@ def diagnose(piece: Callable, name: str) -> Misconception | None:
     """The misconception that a wrong piece shows, if any.
 
     A misconception is known by the probe's results in which it departs from the reference. A piece shows it if it
-    agrees with it in all of these. Where several fit, the one that agrees in the most results is named.
+    agrees with it in all of these. That both raise the same exception is not enough: many mistakes do. One of these
+    results must be a value, or else all other results must be right. Where several fit, the one that agrees in the
+    most results is named.
     """
     got = probe(name)(piece)
     right, variants = _answers(name, os.environ.get(SEED_VARIABLE, ""))
     best, best_score = None, 0
     for misconception, wrong in variants:
-        told_apart = [i for i, (w, r) in enumerate(zip(wrong, right, strict=True)) if not alike(w, r)]
+        apart = [not alike(w, r) for w, r in zip(wrong, right, strict=True)]
         agree = [alike(g, w) for g, w in zip(got, wrong, strict=True)]
-        if told_apart and all(agree[i] for i in told_apart) and sum(agree) > best_score:
+        shown = any(apart) and all(a for a, told in zip(agree, apart, strict=True) if told)
+        a_value = any(told and not is_exception(w) for w, told in zip(wrong, apart, strict=True))
+        rest_right = all(told or alike(g, r) for g, r, told in zip(got, right, apart, strict=True))
+        if shown and (a_value or rest_right) and sum(agree) > best_score:
             best, best_score = misconception, sum(agree)
     return best
 
@@ -269,13 +292,14 @@ def _own_frames(error: BaseException) -> str:
     return "\n".join(f"  line {frame.lineno}, in {frame.name}:  {frame.line}" for frame in shown)
 
 
-def _is_stub(error: NotImplementedError) -> bool:
-    """Whether the exception was raised by a learner's line itself, and not from within torch."""
+def _is_raised_by_learner(error: BaseException) -> bool:
+    """Whether the exception was raised by a learner's line itself, and not from within torch or a check."""
     return _is_own(traceback.extract_tb(error.__traceback__)[-1].filename)
 
 
 def _told(error: BaseException, name: str) -> str:
     if limits.is_out_of_memory(error):
+        traceback.clear_frames(error.__traceback__)  # gives the memory back: the next lines need some
         gib = limits.BYTES / 2**30
         said = f"{name} asked for more memory than a check allows ({gib:.0f} GiB). Is a tensor far too large?"
     elif isinstance(error, RecursionError):
@@ -286,8 +310,16 @@ def _told(error: BaseException, name: str) -> str:
     elif isinstance(error, SystemExit):
         said = f"{name} ended the program (SystemExit): return a result instead"
     else:
-        said = f"{type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {_text(error)}"
     return f"{said}\n{_own_frames(error)}"
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says, if it can say it."""
+    try:
+        return _shortened(str(error))
+    except Exception:
+        return "(its text cannot be shown)"
 
 
 def _out_of_time(seconds: float) -> str:
@@ -376,9 +408,15 @@ def check(piece: Callable, points: float | None = None) -> float:
         report = examine(piece, name)
     report = _settle(report, piece, scope)
     _show(report)
+    return points_of(report, points)
+
+
+def points_of(report: Report, points: float) -> float:
+    """The share of the points that a report earns, rounded down to two decimals; all of them only if it passed."""
+    if report.passed:
+        return float(points)
     hundredths = round(points * report.share * 100, 6)  # so that 3 * 0.7 is 2.1 and not 2.0999
-    earned = points if report.passed else math.floor(hundredths) / 100
-    return float(min(max(earned, 0.0), points))
+    return min(math.floor(hundredths) / 100, float(points))
 
 
 def expect_points(points: float) -> None:
@@ -414,8 +452,8 @@ def _settle(report: Report, piece: Callable | None, scope: dict) -> Report:
 
     name, notes = report.piece, list(report.notes)
     if report.passed:
-        pieces.use(piece, name)
-        note = workshop.keep(piece, name, scope)
+        kept, note = workshop.keep(piece, name, scope)
+        pieces.use(kept or piece, name)  # the kept one does not change with the notebook's names
         notes += [note] if note else []
     elif pieces.in_use(name) is pieces.reference(name):
         notes.append("The lab goes on with the reference until yours passes.")

@@ -72,7 +72,12 @@ def check(options: argparse.Namespace) -> int:
         if file.suffix != ".py":
             print(f"{file}: expected a Python file (.py) that defines pieces")
             return 2
-        names = runpy.run_path(str(file))
+        try:
+            names = runpy.run_path(str(file))
+        except (Exception, SystemExit) as error:
+            line = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            print(f"{file}{line} cannot be run ({type(error).__name__}: {error})")
+            return 2
         own = [name for name in pieces.PIECES if _is_defined_in(names.get(name), file)]
         found += len(own)
         for name in own:
@@ -140,10 +145,14 @@ def grade(options: argparse.Namespace) -> int:
     if options.lab not in paths.labs(top):
         print(f"which lab? One of: {', '.join(paths.labs(top))}")
         return 2
-    for step in ("autograde", "generate_feedback"):
-        print(f"nbgrader {step} {options.lab}", flush=True)
-        print(grading.nbgrader(top, step, options.lab))
-    print(grading.nbgrader(top, "export"))
+    again = ["--force"] if options.force else []
+    try:
+        for command in (["autograde", options.lab, *again], ["generate_feedback", options.lab, *again], ["export"]):
+            print(f"nbgrader {' '.join(command)}", flush=True)
+            print(grading.nbgrader(top, *command))
+    except RuntimeError as error:
+        print(f"{error}\nThe guide for instructors (book/instructors.md) says what must come before.")
+        return 1
     print("The grades are in grades.csv, the feedback in feedback/")
     return 0
 
@@ -171,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("site", site)
     command = add("grade", grade)
     command.add_argument("lab", nargs="?", help="the lab, for example 03-attention")
+    command.add_argument("--force", action="store_true", help="grade again what has been graded")
     command.add_argument("--demo", action="store_true", help="grade five made-up learners in _build/grade-demo")
 
     options = parser.parse_args(arguments)

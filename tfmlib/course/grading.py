@@ -6,6 +6,7 @@ The cycle itself is stock nbgrader, run as its command line in a folder laid out
 import ast
 import csv
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -31,24 +32,38 @@ class Learner:
 
 def learners() -> list[Learner]:
     """The five learners of the demonstration."""
-    full = {lab: sum(piece.points for piece in table) for lab, table in pieces.chapters().items()}
-    weights, repeat = pieces.find("attention_weights").points, pieces.find("repeat_kv").points
-    # A wrong piece earns the share of its checks that hold. Other pieces use the reference, so they lose nothing.
+    full = {lab: float(sum(piece.points for piece in table)) for lab, table in pieces.chapters().items()}
+    wrong = {
+        lab: full[lab] - pieces.find(name).points + _due("misconception", name)
+        for lab, name in (("03-attention", "attention_weights"), ("04-heads", "repeat_kv"))
+    }
+    half = {lab: sum(pieces.find(name).points for name in _written("half", lab)) for lab in full}
+    # Other pieces use the reference where one is wrong, so they lose nothing.
     return [
         Learner("solved", full, "everything is right"),
         Learner("untouched", dict.fromkeys(full, 0.0), "nothing is written yet"),
         Learner(
             "misconception",
-            {
-                "03-attention": full["03-attention"] - weights + weights * 1 / 10,
-                "04-heads": full["04-heads"] - repeat + repeat * 1 / 5,
-            },
+            wrong,
             "one piece wrong in each lab, the rest right",
             ("The softmax runs over the queries", "The heads come out as a, b, a, b"),
         ),
-        Learner("half", {"03-attention": 5.0, "04-heads": 3.0}, "three pieces done; two pieces done"),
+        Learner("half", half, "three pieces done; two pieces done"),
         Learner("other_style", full, "right in another style, with warnings and prints"),
     ]
+
+
+def _due(learner: str, name: str) -> float:
+    """The points of one piece in a learner's file, judged without a notebook and without nbgrader."""
+    from tfmlib.course.check import examine, points_of
+
+    module = pieces.find(name).module
+    path = paths.root() / "tests" / "submissions" / learner / f"{module}.py"
+    return points_of(examine(runpy.run_path(str(path))[name], name), pieces.find(name).points)
+
+
+def _written(learner: str, lab: str) -> list[str]:
+    return list(_sources(paths.root(), learner, lab))
 
 
 def submission(top: Path, learner: str, lab: str):

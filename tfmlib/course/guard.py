@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 
 import torch
-from tfmlib_checks.same import Broken
+from tfmlib_checks.same import Broken, is_tensor
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
@@ -64,6 +64,28 @@ def _reference_called(*args, **kwargs):
     raise Shortcut
 
 
+def _entrance(reference: Callable) -> str:
+    """The attribute through which a call of the reference goes."""
+    return "__init__" if inspect.isclass(reference) else "__code__"
+
+
+@contextlib.contextmanager
+def left_as_found(name: str) -> Iterator[None]:
+    """Undo what an interrupt in the middle of a guarded call may have left behind."""
+    reference = pieces.reference(name)
+    part = _entrance(reference)
+    own = getattr(reference, part)
+    functions, operations = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    try:
+        yield
+    finally:
+        setattr(reference, part, own)
+        while torch._C._len_torch_function_stack() > functions:
+            torch._C._pop_torch_function_stack()
+        while torch._C._len_torch_dispatch_stack() > operations:
+            torch._C._pop_torch_dispatch_stack()
+
+
 @contextlib.contextmanager
 def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
     """Within the block the reference cannot be called, even by somebody who took hold of it before."""
@@ -71,12 +93,9 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
     if piece is reference:
         yield
         return
-    if inspect.isclass(reference):
-        part, closed = "__init__", _reference_called
-    else:
-        part, closed = "__code__", _reference_called.__code__
+    part = _entrance(reference)
     own = getattr(reference, part)
-    setattr(reference, part, closed)
+    setattr(reference, part, _reference_called if part == "__init__" else _reference_called.__code__)
     try:
         yield
     except Shortcut as shortcut:
@@ -105,29 +124,39 @@ def guarded(piece: Callable, name: str, forbidden: list[Callable | str]) -> Call
                 stack.enter_context(_WatchFunctions(name, functions))
             yield
 
-    construct = _guarded_call(piece, name, watch)
+    reference = pieces.reference(name)
     if not inspect.isclass(piece):
-        return construct
+        return _guarded_call(piece, name, watch, _returns_tensor(reference))
+    construct = _guarded_call(piece, name, watch)
+    gives_tensor = _returns_tensor(getattr(reference, "forward", reference))
 
     @functools.wraps(piece, updated=())
     def constructed(*args, **kwargs):
         made = construct(*args, **kwargs)
         if isinstance(made, nn.Module) and callable(getattr(made, "forward", None)):
-            made.forward = _guarded_call(made.forward, name, watch)
+            made.forward = _guarded_call(made.forward, name, watch, gives_tensor)
         return made
 
     return constructed
 
 
-def _guarded_call(function: Callable, name: str, watch: Callable) -> Callable:
+def _returns_tensor(function: Callable) -> bool:
+    return inspect.signature(function).return_annotation is Tensor
+
+
+def _guarded_call(function: Callable, name: str, watch: Callable, gives_tensor: bool = False) -> Callable:
     @functools.wraps(function, updated=())
     def call(*args, **kwargs):
-        before = [(where, x, x.detach().clone()) for where, x in _tensors(function, args, kwargs)]
+        before = [(where, x, x.detach().clone(), x.requires_grad) for where, x in _tensors(function, args, kwargs)]
         with watch():
             result = function(*args, **kwargs)
-        for where, x, copy in before:
+        for where, x, copy, learns in before:
             if x.shape != copy.shape or x.dtype != copy.dtype or not _same_bits(x.detach(), copy):
                 raise Broken(f"{name} changed its argument {where} in place: the caller still needs it")
+            if x.requires_grad != learns:
+                raise Broken(f"{name} changed requires_grad of its argument {where}: leave it to the caller")
+        if gives_tensor:
+            is_tensor(result, name)
         return result
 
     return call

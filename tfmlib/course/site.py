@@ -33,7 +33,8 @@ def build(top: Path) -> Path:
 def execution_key(top: Path) -> str:
     """A digest of all that the lessons' cells depend on, besides the lessons."""
     digest = hashlib.sha256()
-    files = [*top.glob("tfmlib/**/*.py"), *top.glob("book/**/*.py"), top / "requirements.lock"]
+    code = [path for folder in ("tfmlib", "tests", "book") for path in top.glob(f"{folder}/**/*.py")]
+    files = [*code, top / "requirements.lock", top / "_config.yml"]
     for path in sorted(path for path in files if path.is_file()):
         digest.update(str(path.relative_to(top)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -6,6 +6,7 @@ the names of `tfmlib.<module>` that it does not define, then one section for eac
 
 import ast
 import builtins
+import hashlib
 import linecache
 import os
 import re
@@ -13,7 +14,7 @@ import symtable
 import sys
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
@@ -23,7 +24,9 @@ from tfmlib import pieces
 
 _folder: Path | None = None  # where pieces are kept; None before begin() and while nbgrader grades
 
-_SECTION = re.compile(r"^# ---- piece: (\w+)(?:, passed ([\d-]+ [\d:]+))? -*\n(.*?)^# ---- end of \1 -*\n", re.M | re.S)
+_SECTION = re.compile(
+    r"^# ---- piece: (\w+)(?:, passed ([\d-]+ [\d:]+))?(?:, digest (\w+))? -*\n(.*?)^# ---- end of \1 -*\n", re.M | re.S
+)
 
 
 # The set-up cell -----------------------------------------------------------------------------------------------------
@@ -32,8 +35,9 @@ _SECTION = re.compile(r"^# ---- piece: (\w+)(?:, passed ([\d-]+ [\d:]+))? -*\n(.
 def begin(lab: str) -> None:
     """Start a lab: load the pieces kept so far, put them in use, and keep what passes from here on.
 
-    Raises ValueError for an unknown lab. A kept file that cannot be loaded is reported and left alone; the lab goes
-    on with the reference. While nbgrader grades, kept pieces are ignored: a lab is judged alone.
+    Every piece of the lab that the notebook has not defined yet gets its plain name too: it means the piece in use.
+    Raises ValueError for an unknown lab. What cannot be loaded is reported and left alone; the lab goes on with the
+    reference. While nbgrader grades, kept pieces are ignored: a lab is judged alone.
     """
     from tfmlib.course.check import examine
 
@@ -44,35 +48,66 @@ def begin(lab: str) -> None:
     examine(pieces.reference(first), first)  # torch loads parts of itself late: now, not in the learner's first check
     if os.environ.get("NBGRADER_EXECUTION"):
         _folder = None
-        return
-    here = Path.cwd()
-    _folder = (here.parent if here.name == lab else here) / "mine"
-    loaded, problems = load(_folder)
-    for problem in problems:
-        print(problem)
-    mine = f"your own {', '.join(loaded)}" if loaded else "none of your own yet"
-    print(f"Lab {lab}. Pieces in use: {mine}; the reference for the rest.")
+    else:
+        here = Path.cwd()
+        _folder = (here.parent if here.name == lab else here) / "mine"
+        loaded, problems = load(_folder)
+        for problem in problems:
+            print(problem)
+        mine = f"your own {', '.join(loaded)}" if loaded else "none of your own yet"
+        print(f"Lab {lab}. Pieces in use: {mine}; the reference for the rest.")
+    scope = sys._getframe(1).f_globals
+    for piece in pieces.chapters()[lab]:
+        scope.setdefault(piece.name, pieces.in_use(piece.name))
 
 
 def load(folder: Path) -> tuple[list[str], list[str]]:
-    """Put every piece that is kept in a folder in use; returns their names, and what could not be loaded and why."""
+    """Put every piece that is kept in a folder in use; returns their names, and what could not be loaded and why.
+
+    A piece that was changed by hand since it passed is judged again first.
+    """
+    from tfmlib.course.check import examine
+
     loaded, problems = [], []
     for module in dict.fromkeys(piece.module for piece in pieces.PIECES.values()):
         path = folder / f"{module}.py"
         if not path.is_file():
             continue
-        try:
-            text = path.read_text(encoding="utf-8")
-            kept = _run(text, path)
-        except (Exception, SystemExit) as error:
-            said = f"{path}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})."
-            problems.append(f"{said} It was left as it is; the reference is used instead.")
-            continue
-        for name in sections(text):
-            if callable(kept.get(name)):
-                pieces.use(kept[name], name)
-                loaded.append(name)
+        text = path.read_text(encoding="utf-8", errors="replace")
+        made, wrong = _run_by_sections(text, path)
+        problems += wrong
+        for name, section in sections(text).items():
+            if not callable(made.get(name)):
+                continue
+            if section.digest != _digest(section.source) and not examine(made[name], name).passed:
+                said = f"`{name}` was changed since it passed, and does not pass now"
+                problems.append(f"{path}: {said}. It was left as it is; the reference is used instead.")
+                continue
+            pieces.use(made[name], name)
+            loaded.append(name)
     return loaded, problems
+
+
+def _run_by_sections(text: str, path: Path) -> tuple[dict, list[str]]:
+    """Run a kept file; where it fails, what can be run of it, piece by piece. Returns its names, and what failed."""
+    try:
+        return _run(text, path), []
+    except (Exception, SystemExit) as error:
+        problems = [_not_loaded(path, error)]
+    found = list(_SECTION.finditer(text))
+    made: dict = {}
+    for start, end in [(0, found[0].start() if found else 0), *(match.span() for match in found)]:
+        part = "\n" * text[:start].count("\n") + text[start:end]  # so that line numbers are those of the file
+        try:
+            made |= _run(part, path, made)
+        except (Exception, SystemExit) as error:
+            problems.append(_not_loaded(path, error))
+    return made, list(dict.fromkeys(problems))
+
+
+def _not_loaded(path: Path, error: BaseException) -> str:
+    said = f"{path}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})."
+    return f"{said} It was left as it is; the reference is used instead."
 
 
 def _line_in(path: Path, error: BaseException) -> str:
@@ -87,15 +122,20 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """One kept piece in a kept file: its source with what it needs, and when it passed."""
+    """One kept piece in a kept file: its source with what it needs, when it passed, and the source's digest then."""
 
     source: str
     passed: str
+    digest: str
 
 
 def sections(text: str) -> dict[str, Section]:
     """The pieces of a kept file."""
-    return {m[1]: Section(m[3].strip("\n"), m[2] or "") for m in _SECTION.finditer(text)}
+    return {m[1]: Section(m[4].strip("\n"), m[2] or "", m[3] or "") for m in _SECTION.finditer(text)}
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
 def kept(folder: Path) -> dict[str, Section]:
@@ -106,37 +146,52 @@ def kept(folder: Path) -> dict[str, Section]:
     return {name: found[name] for name in pieces.PIECES if name in found}
 
 
-def keep(piece: Callable, name: str, scope: dict) -> str:
-    """Keep a piece that passed, with all that its source needs; returns what to tell the learner, or "".
+def keep(piece: Callable, name: str, scope: dict) -> tuple[Callable | None, str]:
+    """Keep a piece that passed, with all that its source needs, as it stands in the learner's cells.
 
-    `scope` holds the notebook's names. Before a file is replaced, the new one is run, and what it defines is judged
-    again: a kept piece must work alone after a restart.
+    `scope` holds the notebook's names. Returns the kept piece, which depends on its file alone, and what to tell the
+    learner; None and the reason if it could not be kept. Never raises: the points are earned, kept or not.
     """
+    if _folder is None:
+        return None, ""
+    path = _folder / f"{pieces.find(name).module}.py"
+    try:
+        return _keep(piece, name, scope, path)
+    except (Exception, SystemExit) as error:
+        return None, f"It passed, but could not be kept ({type(error).__name__}: {error})."
+
+
+def _keep(piece: Callable, name: str, scope: dict, path: Path) -> tuple[Callable | None, str]:
+    """Before the file is replaced, the new one is run, and what changed is judged again."""
     from tfmlib.course.check import examine
 
-    if _folder is None:
-        return ""
-    module = pieces.find(name).module
-    path = _folder / f"{module}.py"
+    where = f"{path.parent.name}/{path.name}"
+    old = path.read_text(encoding="utf-8") if path.is_file() else ""
     try:
-        source = _self_contained(piece, name, scope)
-        old = path.read_text(encoding="utf-8") if path.is_file() else ""
-        text = _with_section(old, module, name, source)
-        made = _run(text, path)
+        _run(old, path)
     except (Exception, SystemExit) as error:
-        return f"It passed, but could not be kept ({type(error).__name__}: {error}). Write it in one cell of its own."
-    before, after = sections(old), sections(text)
-    for other in after:
-        if other != name and not _shares_names(before[other].source, source):
+        said = f"{where}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})"
+        return None, f"It passed, but was not kept: {said}. Repair that file, or move it away."
+    before = sections(old)
+    reason = "its source was not found"
+    for source in _sources(piece, name, scope):
+        text = _with_section(old, path.stem, name, source)
+        try:
+            made = _run(text, path)
+        except (Exception, SystemExit) as error:
+            reason = f"in a file of its own it fails ({type(error).__name__}: {error})"
             continue
-        if not examine(made[other], other).passed:
-            what = "it needs something from another cell" if other == name else f"it breaks your kept `{other}`"
-            return (
-                f"It passed, but was not kept: in a file of its own {what}. "
-                "Write all that it needs in its own cell, and give helpers names of their own."
-            )
-    _replace(path, text)
-    return f"Kept in `{path.parent.name}/{path.name}`: your own `{name}` is in use from now on."
+        if not callable(made.get(name)) or not examine(made[name], name).passed:
+            reason = "in a file of its own it does not pass: it needs something from another cell"
+            continue
+        others = [other for other in before if other != name and _shares_names(before[other].source, source)]
+        broken = [other for other in others if not examine(made[other], other).passed]
+        if broken:
+            reason = f"it would break your kept `{broken[0]}`, which uses the same names. Give helpers other names"
+            continue
+        _replace(path, text)
+        return made[name], f"Kept in `{where}`: your own `{name}` is in use from now on."
+    return None, f"It passed, but was not kept: {reason}. Write all that it needs in its own cell."
 
 
 def _replace(path: Path, text: str) -> None:
@@ -150,71 +205,68 @@ def _replace(path: Path, text: str) -> None:
 def _with_section(old: str, module: str, name: str, source: str) -> str:
     """A kept file with one section new or replaced. What a learner wrote between sections stays."""
     stamp = datetime.now().strftime("%Y-%m-%d %H:%M")
-    section = f"# ---- piece: {name}, passed {stamp} ----\n{source}\n# ---- end of {name} ----\n"
-    body = _without_header(old)
+    marker = f"# ---- piece: {name}, passed {stamp}, digest {_digest(source)} ----"
+    section = f"{marker}\n{source}\n# ---- end of {name} ----\n"
+    top, _, body = old.rpartition(f"{_HEADER_END}\n")
     if name in sections(old):
         body = _SECTION.sub(lambda m: section if m[1] == name else m[0], body)
     else:
         body = f"{body.rstrip()}\n\n\n{section}" if body.strip() else section
-    return f"{_header(module, set(sections(body)))}\n\n{body.strip()}\n"
+    return f"{_header(module, set(sections(body)), top)}\n\n{body.strip()}\n"
 
 
 _HEADER_END = "# ---- your pieces ----"
 
 
-def _without_header(text: str) -> str:
-    return text.split(f"{_HEADER_END}\n", 1)[-1]
-
-
-def _header(module: str, defined: set[str]) -> str:
+def _header(module: str, defined: set[str], old: str) -> str:
+    """The top of a kept file. Lines that a learner added to it stay."""
     home = import_module(f"tfmlib.{module}")
-    own = [
-        n for n, v in vars(home).items() if getattr(v, "__module__", None) == home.__name__ and not n.startswith("_")
-    ]
-    rest = ", ".join(n for n in own if n not in defined)
-    imports = [f"from tfmlib.{module} import {rest}"] if rest else []
-    return "\n".join(
-        [
-            f'"""Your own pieces of tfmlib.{module}, each kept when it passed its checks."""',
-            *imports,
-            _HEADER_END,
-        ]
-    )
+    own = [n for n, v in vars(home).items() if n in pieces.PIECES or getattr(v, "__module__", "") == home.__name__]
+    rest = ", ".join(n for n in own if n[0] != "_" and n not in defined)
+    title = f'"""Your own pieces of tfmlib.{module}, each kept when it passed its checks."""'
+    imports = f"from {home.__name__}"
+    added = [line for line in old.splitlines() if line.strip() and line != title and not line.startswith(imports)]
+    return "\n".join([title, *([f"{imports} import {rest}"] if rest else []), *added, _HEADER_END])
 
 
-def _run(text: str, path: Path) -> dict:
-    """Run a kept file as a module of its own; returns its names."""
+def _run(text: str, path: Path, names: dict | None = None) -> dict:
+    """Run a kept file as a module of its own, in which `names` are known; returns its names."""
+    package = sys.modules.setdefault("mine", types.ModuleType("mine"))  # so that inspect and pickle find its classes
     module = types.ModuleType(f"mine.{path.stem}")
     module.__file__ = str(path)
+    vars(module).update(names or {})
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
-    sys.modules[module.__name__] = module  # so that inspect and pickle find its classes
     exec(compile(text, str(path), "exec"), vars(module))
+    sys.modules[module.__name__] = module
+    setattr(package, path.stem, module)
     return vars(module)
 
 
 # A source that stands on its own -------------------------------------------------------------------------------------
 
 
-def _self_contained(piece: Callable, name: str, scope: dict) -> str:
-    """The source of a piece, preceded by the imports, constants and helpers it uses, taken from the learner's cells."""
+def _sources(piece: Callable, name: str, scope: dict) -> Iterator[str]:
+    """Sources of a piece to try: with just what it needs; then its whole cell, with what that needs."""
     cells, module = _cells(piece), pieces.find(name).module
-    needed, order = [name], []
-    parts: dict[str, str] = {}
+    if cells and _binding(name, cells) is not None:
+        yield _self_contained(name, _binding(name, cells), cells, scope, module)
+        yield _self_contained(name, cells[0].strip("\n"), cells, scope, module)
+
+
+def _self_contained(name: str, source: str, cells: list[str], scope: dict, module: str) -> str:
+    """A source, preceded by the imports, constants and helpers it uses, taken from the learner's cells."""
+    order, parts = [name], {name: source}
+    needed = sorted(_free_names(source))
     while needed:
         wanted = needed.pop()
-        if wanted in parts:
-            continue
-        part = _binding(wanted, cells) if wanted == name else _definition(wanted, cells, scope, module)
-        if part is None:
-            if wanted == name:
-                raise OSError("its source was not found")
-            continue
-        parts[wanted] = part
-        order.append(wanted)
-        needed += [n for n in sorted(_free_names(part)) if n not in parts]
-    imports = [parts[n] for n in order if parts[n].startswith(("import ", "from "))]
-    others = [parts[n] for n in reversed(order) if not parts[n].startswith(("import ", "from "))]
-    return "\n".join(sorted(set(imports))) + ("\n\n\n" if imports else "") + "\n\n\n".join(dict.fromkeys(others))
+        part = None if wanted in parts else _definition(wanted, cells, scope, module)
+        if part is not None:
+            parts[wanted] = part
+            order.append(wanted)
+            needed += sorted(_free_names(part))
+    imports = sorted({parts[n] for n in order if parts[n].startswith(("import ", "from "))} - {source})
+    others = [parts[n] for n in reversed(order) if parts[n] not in imports]
+    return "\n".join(imports) + ("\n\n\n" if imports else "") + "\n\n\n".join(dict.fromkeys(others))
 
 
 def _cells(piece: Callable) -> list[str]:
