@@ -23,7 +23,7 @@ def clone(tmp_path):
             shutil.copy2(TOP / name, clone / name)
     git(clone, "init", "-q")
     git(clone, "add", "-A")
-    git(clone, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "a version")
+    git(clone, "commit", "-qm", "a version")
     environment = clone / ".venv" / "bin"
     environment.mkdir(parents=True)
     python = f'#!/bin/sh\nPYTHONPATH="{clone}" exec "{sys.executable}" "$@"\n'
@@ -40,7 +40,8 @@ def write_script(path, text):
 
 
 def git(folder, *arguments):
-    subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True)
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def half_done(clone):
@@ -93,7 +94,7 @@ def test_no_command_touches_a_learners_work(clone):
         path.unlink()
     assert make(clone, "notebooks").returncode == 0
     git(clone, "add", "-A")
-    git(clone, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "a new version")
+    git(clone, "commit", "-qm", "a new version")
     shutil.rmtree(paths.own_copy(clone, "04-heads").parent)
     assert cli.copy_labs(clone) == ["04-heads"]
     assert "## See it" in paths.own_copy(clone, "04-heads").read_text()
