@@ -127,6 +127,22 @@ def is_exception(answer) -> bool:
     return isinstance(answer, Raised)
 
 
+def random_gradient(shape: Iterable[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The gradient of an output of this shape that `gradients` sends back."""
+    return torch.randn(tuple(shape), generator=rng(10)).to(dtype)
+
+
+def gradients(function: Callable, *inputs: Tensor) -> list[Tensor]:
+    """The gradients that the inputs get from a `random_gradient` of the output. Broken where the graph is cut."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    out = function(*inputs)
+    cut = "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?"
+    expect(isinstance(out, Tensor) and out.requires_grad, cut)
+    out.backward(random_gradient(out.shape, out.dtype))
+    expect(all(x.grad is not None for x in inputs), cut)
+    return [x.grad for x in inputs]
+
+
 def filled(module: torch.nn.Module, salt: int = 0) -> torch.nn.Module:
     """Give every parameter a value that follows from its name and shape, whatever the order they were made in."""
     state = module.state_dict()

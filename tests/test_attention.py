@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from .same import expect, outcome, raises, rng, same
+from .same import expect, gradients, outcome, raises, rng, same
 
 # What a piece may not call, since it is torch's version of the same thing: functions, and beginnings of the names of
 # torch's inner operations, which all ways lead to.
@@ -36,17 +36,6 @@ FORBIDDEN = {
     "attention_weights": _ATTENTION,
     "scaled_dot_product_attention": _ATTENTION,
 }
-
-
-def _gradients(function, *inputs):
-    """The gradients that the inputs get from one random gradient of the output."""
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    out = function(*inputs)
-    cut = "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?"
-    expect(isinstance(out, torch.Tensor) and out.requires_grad, cut)
-    out.backward(torch.randn(out.shape, generator=rng(10)).to(out.dtype))
-    expect(all(x.grad is not None for x in inputs), cut)
-    return [x.grad for x in inputs]
 
 
 # softmax -------------------------------------------------------------------------------------------------------------
@@ -141,8 +130,8 @@ def test_softmax_gradient_agrees_with_torch(softmax):
     """The gradient is that of the formula, along any axis, in float64 and float32."""
     for dtype, dim in ((torch.float64, -1), (torch.float64, 0), (torch.float32, -1)):
         x = torch.randn(5, 7, generator=rng(7)).to(dtype)
-        (got,) = _gradients(lambda x, dim=dim: softmax(x, dim=dim), x)
-        (want,) = _gradients(lambda x, dim=dim: torch.softmax(x, dim), x)
+        (got,) = gradients(lambda x, dim=dim: softmax(x, dim=dim), x)
+        (want,) = gradients(lambda x, dim=dim: torch.softmax(x, dim), x)
         same(got, want, f"gradient of softmax along dim={dim} in {dtype}")
 
 
@@ -311,7 +300,7 @@ def _probe(attend, keys_and_values):
         outcome(lambda: attend(q, *big, mask)[:, 2]),
         outcome(lambda: attend(q[0], *(x[0] for x in kv))),
         outcome(lambda: attend(q, *kv, mask.float())),
-        outcome(lambda: _gradients(lambda *x: attend(*x, _blind(mask)), q, *kv)),
+        outcome(lambda: gradients(lambda *x: attend(*x, _blind(mask)), q, *kv)),
     ]
 
 
@@ -394,9 +383,9 @@ def test_a_blind_query_gets_zeros(attention_weights):
 def test_a_blind_query_keeps_gradients_finite(attention_weights):
     """A query that may see nothing sends no gradient back, and no NaN."""
     q, k, _ = _qkv(dtype=torch.float64)
-    got = _gradients(lambda q, k: attention_weights(q, k, _blind(_holes())), q, k)
+    got = gradients(lambda q, k: attention_weights(q, k, _blind(_holes())), q, k)
     rest = torch.tensor([0, 2, 3, 4])
-    want = _gradients(lambda q, k: _weights(q, k, _holes()).index_fill(1, torch.tensor([1]), 0.0), q, k)
+    want = gradients(lambda q, k: _weights(q, k, _holes()).index_fill(1, torch.tensor([1]), 0.0), q, k)
     same(got[0][:, 1], torch.zeros(2, 11).double(), "gradient of the blind query")
     same(got[0][:, rest], want[0][:, rest], "gradient of the other queries")
     same(got[1], want[1], "gradient of the keys")
@@ -406,10 +395,10 @@ def test_weights_gradients_agree_with_torch(attention_weights):
     """The gradients of queries and keys are those of the formula, with and without a mask."""
     for mask, dtype in ((None, torch.float64), (_holes(), torch.float64), (_blind(_holes()), torch.float32)):
         q, k, _ = _qkv(dtype=dtype)
-        got = _gradients(lambda q, k, mask=mask: attention_weights(q, k, mask), q, k)
+        got = gradients(lambda q, k, mask=mask: attention_weights(q, k, mask), q, k)
         seen = None if mask is None else mask | ~mask.any(-1, keepdim=True)
         blind = 1.0 if mask is None else mask.any(-1, keepdim=True).to(dtype)
-        want = _gradients(lambda q, k, seen=seen, blind=blind: _weights(q, k, seen) * blind, q, k)
+        want = gradients(lambda q, k, seen=seen, blind=blind: _weights(q, k, seen) * blind, q, k)
         for name, g, w in zip("qk", got, want, strict=True):
             same(g, w, f"gradient of {name} {'without' if mask is None else 'with'} a mask")
 
@@ -508,8 +497,8 @@ def test_a_blind_query_outputs_zeros(scaled_dot_product_attention):
     want = F.scaled_dot_product_attention(q, k, v, attn_mask=_holes())
     want[:, 1] = 0.0
     same(scaled_dot_product_attention(q, k, v, _blind(_holes())), want, "attention where query 1 may see nothing")
-    gradients = _gradients(lambda *x: scaled_dot_product_attention(*x, _blind(_holes())), q, k, v)
-    for name, grad in zip("qkv", gradients, strict=True):
+    got = gradients(lambda *x: scaled_dot_product_attention(*x, _blind(_holes())), q, k, v)
+    for name, grad in zip("qkv", got, strict=True):
         expect(bool(grad.isfinite().all()), f"expected a finite gradient of {name}, got NaN or inf")
     q, k, v = _qkv(batch=(2, 3), dtype=torch.float64)
     for mask in _hidden_sequences():
@@ -529,8 +518,8 @@ def test_gradients_agree_with_torch(scaled_dot_product_attention):
         (None, _qkv(Dv=11)),
         (_holes(), _qkv(Dv=11)),
     ):
-        got = _gradients(lambda *x, mask=mask: scaled_dot_product_attention(*x, mask), *inputs)
-        want = _gradients(lambda *x, mask=mask: F.scaled_dot_product_attention(*x, attn_mask=mask), *inputs)
+        got = gradients(lambda *x, mask=mask: scaled_dot_product_attention(*x, mask), *inputs)
+        want = gradients(lambda *x, mask=mask: F.scaled_dot_product_attention(*x, attn_mask=mask), *inputs)
         for name, g, w in zip("qkv", got, want, strict=True):
             same(g, w, f"gradient of {name} {'without' if mask is None else 'with'} a mask")
 

@@ -4,7 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .same import Broken, expect, filled, is_exception, outcome, parameters_named, raises, rng, same
+from .same import (
+    Broken,
+    expect,
+    filled,
+    gradients,
+    is_exception,
+    outcome,
+    parameters_named,
+    raises,
+    random_gradient,
+    rng,
+    same,
+)
 from .toys import LayerCache, ListCache
 
 # What a piece may not call, since it is torch's version of the same thing.
@@ -15,16 +27,6 @@ B, T, S, C = 2, 5, 7, 12
 
 def _x(*shape, salt=0, dtype=torch.float32):
     return torch.randn(shape, generator=rng(salt)).to(dtype)
-
-
-def _gradient(function, x):
-    """The gradient that x gets from a random gradient of the output, and that gradient."""
-    x = x.clone().requires_grad_()
-    out = function(x)
-    cut = "expected a gradient, got none: was the graph cut by detach(), item() or numpy()?"
-    expect(isinstance(out, torch.Tensor) and out.requires_grad, cut)
-    g = torch.randn(out.shape, generator=rng(10)).to(out.dtype)
-    return torch.autograd.grad(out, x, g)[0], g
 
 
 # split_heads, merge_heads, repeat_kv ---------------------------------------------------------------------------------
@@ -71,8 +73,8 @@ def test_split_takes_any_layout(split_heads):
 
 def test_split_passes_the_gradient_on(split_heads):
     """The gradient of each feature is that of its place in its head."""
-    got, g = _gradient(lambda x: split_heads(x, 3), _x(2, 5, 21))
-    same(got, torch.cat(g.unbind(1), dim=-1), "gradient of split_heads")
+    (got,) = gradients(lambda x: split_heads(x, 3), _x(2, 5, 21))
+    same(got, torch.cat(random_gradient((2, 3, 5, 7)).unbind(1), dim=-1), "gradient of split_heads")
 
 
 def test_heads_must_divide_the_width(split_heads):
@@ -119,8 +121,8 @@ def test_merge_undoes_split(merge_heads):
 
 def test_merge_passes_the_gradient_on(merge_heads):
     """The gradient of each head is that of its block of features."""
-    got, g = _gradient(merge_heads, _x(2, 3, 5, 7))
-    same(got, torch.stack(g.chunk(3, dim=-1), dim=1), "gradient of merge_heads")
+    (got,) = gradients(merge_heads, _x(2, 3, 5, 7))
+    same(got, torch.stack(random_gradient((2, 5, 21)).chunk(3, dim=-1), dim=1), "gradient of merge_heads")
 
 
 def probe_repeat_kv(repeat_kv):
@@ -168,7 +170,8 @@ def test_copies_agree_with_torch(repeat_kv):
 def test_repeated_heads_share_the_gradient(repeat_kv):
     """The gradient of a key head is the sum over the query heads that read it."""
     for n in (1, 2):
-        got, g = _gradient(lambda x, n=n: repeat_kv(x, n), _x(2, 3, 5, 7, dtype=torch.float64))
+        (got,) = gradients(lambda x, n=n: repeat_kv(x, n), _x(2, 3, 5, 7, dtype=torch.float64))
+        g = random_gradient((2, 3 * n, 5, 7), torch.float64)
         same(got, g.unflatten(1, (3, n)).sum(2), f"gradient of repeat_kv, {n} times")
 
 

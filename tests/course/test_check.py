@@ -70,13 +70,13 @@ def test_a_broken_promise_says_what_was_expected_and_what_came():
     first = got.results[0]
     assert first.promise == "Scores 0 and ln 3 stand 1 to 3: the weights are 0.25 and 0.75."
     assert first.message == "softmax([0, ln 3]): expected 0.25, got 0.5 at [0] (2 of 2 entries differ)"
-    assert "7 of 9" not in got.headline
+    assert got.headline == f"{sum(r.passed for r in got.results)} of {len(got.results)} checks passed"
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("x.exp()", "returned None: expected a Tensor"),
+        ("x.exp()", "softmax: expected a Tensor, got None. Is a `return` missing?"),
         ("return 3", "expected a Tensor, got int"),
         ("return x.exp().numpy()", "expected a Tensor, got ndarray"),
         ("return torch.ones(7)", "expected shape (2,), got (7,)"),
@@ -98,9 +98,7 @@ def test_a_broken_promise_says_what_was_expected_and_what_came():
 def test_each_kind_of_mistake_has_its_own_sentence(body, says):
     got = report(f"def softmax(x, dim=-1):\n    {body}")
     assert not got.passed
-    assert says in str(got).replace(
-        "expected a Tensor, got None. Is a `return` missing?", "returned None: expected a Tensor"
-    )
+    assert says in str(got)
 
 
 def test_a_shortcut_under_another_name_is_seen():

@@ -9,18 +9,16 @@ import pytest
 from tfmlib import pieces
 from tfmlib.course import cli, notebooks, paths
 
+from .clones import copy_tracked
+
 TOP = paths.root()
 
 
 @pytest.fixture
 def clone(tmp_path):
     """A clone of the course whose environment is this one, and in which a learner has worked."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=True).stdout
     clone = tmp_path / "course"
-    for name in tracked.split("\0"):
-        if name and (TOP / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(TOP / name, clone / name)
+    copy_tracked(TOP, clone)
     git(clone, "init", "-q")
     git(clone, "add", "-A")
     git(clone, "commit", "-qm", "a version")

@@ -8,6 +8,8 @@ import pytest
 
 from tfmlib.course import paths
 
+from .clones import copy_tracked
+
 TOP = paths.root()
 
 # Colab and a plain install have none of these.
@@ -36,11 +38,7 @@ check(merge_heads, points=1)
 def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=TOP, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, tracked.split("\0")):
-        if (TOP / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes((TOP / name).read_bytes())
+    copy_tracked(TOP, copy)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, copy]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")

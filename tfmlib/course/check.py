@@ -11,7 +11,6 @@ import inspect
 import math
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -158,7 +157,7 @@ def examine(piece: Callable, name: str | None = None, *, seconds: float = limits
     name = name or getattr(piece, "__name__", repr(piece))
     tests = checks(name)
     if not callable(piece):
-        return Report(name, tuple(Result(t.__name__, _promise(t), FAILED, _not_callable(name, piece)) for t in tests))
+        return Report(name, tuple(_result(test, FAILED, _not_callable(name, piece)) for test in tests))
     forbidden = getattr(check_module(name), "FORBIDDEN", {}).get(name, [])
     watched = guarded(piece, name, forbidden)
     results: list[Result] = []
@@ -175,11 +174,9 @@ def examine(piece: Callable, name: str | None = None, *, seconds: float = limits
                 for test in tests:
                     results.append(_judge(test, watched, name))
         except limits.OutOfTime as late:
-            test = tests[len(results)]
-            said = f"{_out_of_time(seconds)}\n{_own_frames(late)}"
-            results.append(Result(test.__name__, _promise(test), FAILED, said.rstrip()))
-            for test in tests[len(results) :]:
-                results.append(Result(test.__name__, _promise(test), NOT_RUN))
+            stopped, *rest = tests[len(results) :]
+            results.append(_result(stopped, FAILED, f"{_out_of_time(seconds)}\n{_own_frames(late)}"))
+            results += [_result(test, NOT_RUN) for test in rest]
         else:
             if any(result.status == FAILED for result in results):
                 hint = _hint(piece, name, seconds)
@@ -202,8 +199,9 @@ def _once() -> Iterator[None]:
         _judging = False
 
 
-def _promise(test: Callable) -> str:
-    return inspect.getdoc(test) or test.__name__.removeprefix("test_").replace("_", " ")
+def _result(test: Callable, status: str, message: str = "") -> Result:
+    promise = inspect.getdoc(test) or test.__name__.removeprefix("test_").replace("_", " ")
+    return Result(test.__name__, promise, status, message.rstrip())
 
 
 def _judge(test: Callable, piece: Callable, name: str) -> Result:
@@ -223,7 +221,7 @@ def _judge(test: Callable, piece: Callable, name: str) -> Result:
         status, message = (UNWRITTEN, "") if _is_raised_by_learner(error) else (FAILED, _told(error, name))
     except BaseException as error:
         status, message = FAILED, _told(error, name)
-    return Result(test.__name__, _promise(test), status, message.rstrip())
+    return _result(test, status, message)
 
 
 def diagnose(piece: Callable, name: str) -> Misconception | None:
@@ -270,7 +268,6 @@ def _hint(piece: Callable, name: str, seconds: float) -> str | None:
 # What to say of an exception -----------------------------------------------------------------------------------------
 
 _COURSE = tuple(f"{Path(file).resolve().parent}{os.sep}" for file in (tfmlib_checks.__file__, pieces.__file__))
-_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 _VARIANTS = tuple(f"{_COURSE[0]}{folder}{os.sep}" for folder in ("misconceptions", "alternatives"))
 
 
@@ -278,7 +275,7 @@ def _is_own(filename: str) -> bool:
     """Whether code stands in the learner's file and not in the course, torch or Python."""
     if filename.startswith(_VARIANTS):
         return True
-    return not filename.startswith(_COURSE + _LIBRARIES) and not filename.startswith("<frozen")
+    return not filename.startswith(_COURSE + limits.LIBRARIES) and not filename.startswith("<frozen")
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -402,7 +399,7 @@ def check(piece: Callable, points: float | None = None) -> float:
     piece = _learners_own(piece, name)
     if piece is None:
         note = f"`{name}` is tfmlib's own here. Run the cell above, in which you write yours, then this one."
-        report = Report(name, tuple(Result(t.__name__, _promise(t), UNWRITTEN) for t in checks(name)), notes=(note,))
+        report = Report(name, tuple(_result(test, UNWRITTEN) for test in checks(name)), notes=(note,))
     else:
         _submitted[name] = piece
         report = examine(piece, name)

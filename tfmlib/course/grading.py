@@ -37,7 +37,7 @@ def learners() -> list[Learner]:
         lab: full[lab] - pieces.find(name).points + _due("misconception", name)
         for lab, name in (("03-attention", "attention_weights"), ("04-heads", "repeat_kv"))
     }
-    half = {lab: sum(pieces.find(name).points for name in _written("half", lab)) for lab in full}
+    half = {lab: sum(pieces.find(name).points for name in _sources(paths.root(), "half", lab)) for lab in full}
     # Other pieces use the reference where one is wrong, so they lose nothing.
     return [
         Learner("solved", full, "everything is right"),
@@ -57,13 +57,12 @@ def _due(learner: str, name: str) -> float:
     """The points of one piece in a learner's file, judged without a notebook and without nbgrader."""
     from tfmlib.course.check import examine, points_of
 
-    module = pieces.find(name).module
-    path = paths.root() / "tests" / "submissions" / learner / f"{module}.py"
-    return points_of(examine(runpy.run_path(str(path))[name], name), pieces.find(name).points)
+    written = runpy.run_path(str(_file(paths.root(), learner, pieces.find(name).module)))
+    return points_of(examine(written[name], name), pieces.find(name).points)
 
 
-def _written(learner: str, lab: str) -> list[str]:
-    return list(_sources(paths.root(), learner, lab))
+def _file(top: Path, learner: str, module: str) -> Path:
+    return top / "tests" / "submissions" / learner / f"{module}.py"
 
 
 def submission(top: Path, learner: str, lab: str):
@@ -86,7 +85,7 @@ def _sources(top: Path, learner: str, lab: str) -> dict[str, str]:
         return {piece.name: notebooks.solution_source(piece.name) for piece in table}
     found: dict[str, str] = {}
     for module in dict.fromkeys(piece.module for piece in table):
-        path = top / "tests" / "submissions" / learner / f"{module}.py"
+        path = _file(top, learner, module)
         if path.is_file():
             found |= _pieces_in(path.read_text(encoding="utf-8"))
     return found

@@ -30,7 +30,7 @@ SECONDS = 10.0  # a check takes well under one
 BYTES = 2 << 30  # more than any check needs, less than most machines have
 _REPEAT_SECONDS = 0.2  # code that catches everything may swallow the first alarm
 _COURSE = str(Path(__file__).parent)
-_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class OutOfTime(BaseException):
@@ -57,7 +57,7 @@ def _may_interrupt(frame: FrameType | None) -> bool:
         name = frame.f_code.co_filename
         if name.startswith(_COURSE):
             return frame.f_code.co_name in ("__torch_function__", "__torch_dispatch__")
-        if not name.startswith(_LIBRARIES):
+        if not name.startswith(LIBRARIES):
             return True
         frame = frame.f_back
     return True

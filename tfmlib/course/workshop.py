@@ -29,6 +29,9 @@ _SECTION = re.compile(
 )
 
 
+_LEFT_ALONE = "It was left as it is; the reference is used instead."
+
+
 # The set-up cell -----------------------------------------------------------------------------------------------------
 
 
@@ -75,13 +78,13 @@ def load(folder: Path) -> tuple[list[str], list[str]]:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         made, wrong = _run_by_sections(text, path)
-        problems += wrong
+        problems += [f"{problem} {_LEFT_ALONE}" for problem in wrong]
         for name, section in sections(text).items():
             if not callable(made.get(name)):
                 continue
             if section.digest != _digest(section.source) and not examine(made[name], name).passed:
                 said = f"`{name}` was changed since it passed, and does not pass now"
-                problems.append(f"{path}: {said}. It was left as it is; the reference is used instead.")
+                problems.append(f"{path}: {said}. {_LEFT_ALONE}")
                 continue
             pieces.use(made[name], name)
             loaded.append(name)
@@ -106,8 +109,7 @@ def _run_by_sections(text: str, path: Path) -> tuple[dict, list[str]]:
 
 
 def _not_loaded(path: Path, error: BaseException) -> str:
-    said = f"{path}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})."
-    return f"{said} It was left as it is; the reference is used instead."
+    return f"{path}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})."
 
 
 def _line_in(path: Path, error: BaseException) -> str:
@@ -167,11 +169,6 @@ def _keep(piece: Callable, name: str, scope: dict, path: Path) -> tuple[Callable
 
     where = f"{path.parent.name}/{path.name}"
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
-    try:
-        _run(old, path)
-    except (Exception, SystemExit) as error:
-        said = f"{where}{_line_in(path, error)} cannot be loaded ({type(error).__name__}: {error})"
-        return None, f"It passed, but was not kept: {said}. Repair that file, or move it away."
     before = sections(old)
     reason = "its source was not found"
     for source in _sources(piece, name, scope):
@@ -179,6 +176,9 @@ def _keep(piece: Callable, name: str, scope: dict, path: Path) -> tuple[Callable
         try:
             made = _run(text, path)
         except (Exception, SystemExit) as error:
+            _, problems = _run_by_sections(old, path)
+            if problems:
+                return None, f"It passed, but was not kept: {problems[0]} Repair that file, or move it away."
             reason = f"in a file of its own it fails ({type(error).__name__}: {error})"
             continue
         if not callable(made.get(name)) or not examine(made[name], name).passed:
