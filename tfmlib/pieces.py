@@ -16,9 +16,14 @@ class Piece:
     """One exercise: the name of a public function or class of tfmlib, where it lives, and what it is worth."""
 
     name: str
-    module: str  # "attention" means tfmlib.attention
+    module: str  # "attention" means tfmlib.attention, "models.gpt" tfmlib.models.gpt
     chapter: str  # "03-attention", the name of its lesson and lab
     points: float
+
+    @property
+    def topic(self) -> str:
+        """The name of the files about its module: tests/test_<topic>.py and others. One for all of tfmlib.models."""
+        return self.module.split(".")[0]
 
     @property
     def home(self) -> ModuleType:
@@ -29,6 +34,16 @@ class Piece:
 PIECES = {
     piece.name: piece
     for piece in (
+        Piece("pair_counts", "tokens", "01-tokens", 1),
+        Piece("merge_pair", "tokens", "01-tokens", 2),
+        Piece("train_bpe", "tokens", "01-tokens", 4),
+        Piece("Tokenizer", "tokens", "01-tokens", 5),
+        Piece("pad_batch", "tokens", "01-tokens", 2),
+        Piece("embed", "positions", "02-positions", 1),
+        Piece("sinusoidal", "positions", "02-positions", 2),
+        Piece("rope_angles", "positions", "02-positions", 2),
+        Piece("apply_rope", "positions", "02-positions", 4),
+        Piece("interpolate_positions", "positions", "02-positions", 1),
         Piece("softmax", "attention", "03-attention", 2),
         Piece("causal_mask", "attention", "03-attention", 2),
         Piece("padding_mask", "attention", "03-attention", 1),
@@ -38,6 +53,19 @@ PIECES = {
         Piece("merge_heads", "heads", "04-heads", 1),
         Piece("repeat_kv", "heads", "04-heads", 2),
         Piece("MultiHeadAttention", "heads", "04-heads", 5),
+        Piece("LayerNorm", "blocks", "05-blocks", 2),
+        Piece("RMSNorm", "blocks", "05-blocks", 2),
+        Piece("MLP", "blocks", "05-blocks", 1),
+        Piece("SwiGLU", "blocks", "05-blocks", 1),
+        Piece("PreNormBlock", "blocks", "05-blocks", 2),
+        Piece("PostNormBlock", "blocks", "05-blocks", 1),
+        Piece("DecoderBlock", "blocks", "05-blocks", 2),
+        Piece("init_weights", "models.shared", "06-models", 2),
+        Piece("decoder_inputs", "models.shared", "06-models", 2),
+        Piece("GPT", "models.gpt", "06-models", 4),
+        Piece("Llama", "models.llama", "06-models", 3),
+        Piece("Encoder", "models.encoder", "06-models", 3),
+        Piece("Seq2Seq", "models.seq2seq", "06-models", 3),
     )
 }
 

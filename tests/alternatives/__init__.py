@@ -20,5 +20,5 @@ def alternatives(piece: str) -> list[Callable]:
     """The other correct implementations of a piece, in the order they are written."""
     from tfmlib import pieces
 
-    import_module(f".{pieces.find(piece).module}", __name__)
+    import_module(f".{pieces.find(piece).topic}", __name__)
     return [implementation for name, implementation in _table if name == piece]

@@ -36,5 +36,5 @@ def known(piece: str) -> list[Misconception]:
     """The misconceptions about a piece, in the order they are written."""
     from tfmlib import pieces
 
-    import_module(f".{pieces.find(piece).module}", __name__)
+    import_module(f".{pieces.find(piece).topic}", __name__)
     return [m for m in _table if m.piece == piece]

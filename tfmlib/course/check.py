@@ -134,7 +134,7 @@ def _ticks(text: str) -> str:
 
 def check_module(name: str) -> ModuleType:
     """The module that holds the checks of a piece."""
-    return import_module(f"tfmlib_checks.test_{pieces.find(name).module}")
+    return import_module(f"tfmlib_checks.test_{pieces.find(name).topic}")
 
 
 def checks(name: str) -> list[Callable]:

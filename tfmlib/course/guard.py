@@ -128,16 +128,34 @@ def guarded(piece: Callable, name: str, forbidden: list[Callable | str]) -> Call
     if not inspect.isclass(piece):
         return _guarded_call(piece, name, watch, _returns_tensor(reference))
     construct = _guarded_call(piece, name, watch)
+    own = {key: value for key, value in vars(reference).items() if not key.startswith("_")}
+    methods = [key for key, value in own.items() if inspect.isfunction(value)]
+    given = [key for key, value in own.items() if isinstance(value, classmethod)]
     gives_tensor = _returns_tensor(getattr(reference, "forward", reference))
 
     @functools.wraps(piece, updated=())
     def constructed(*args, **kwargs):
         made = construct(*args, **kwargs)
-        if isinstance(made, nn.Module) and callable(getattr(made, "forward", None)):
-            made.forward = _guarded_call(made.forward, name, watch, gives_tensor)
+        if isinstance(made, nn.Module):
+            if callable(getattr(made, "forward", None)):
+                made.forward = _guarded_call(made.forward, name, watch, gives_tensor)
+        else:
+            for method in methods:
+                if callable(getattr(made, method, None)):
+                    object.__setattr__(made, method, _guarded_call(getattr(made, method), name, watch))
         return made
 
+    for method in given:  # such as Tokenizer.from_gpt2: another way to construct
+        setattr(constructed, method, _constructs(piece, method, constructed))
     return constructed
+
+
+def _constructs(piece: type, method: str, constructed: Callable) -> Callable:
+    """A class method that makes an object through `constructed` in place of the class."""
+    found = inspect.getattr_static(piece, method, None)
+    if not isinstance(found, classmethod):
+        return getattr(piece, method, None)
+    return functools.partial(found.__func__, constructed)
 
 
 def _returns_tensor(function: Callable) -> bool:

@@ -52,7 +52,8 @@ def stub_source(name: str) -> str:
 
 
 def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
-    return [node for node in definition.body if isinstance(node, ast.FunctionDef)]
+    """The methods to write. Those with a decorator, such as other ways to construct, are given."""
+    return [node for node in definition.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
 
 
 def _to_write(function: ast.FunctionDef) -> list[ast.stmt]:

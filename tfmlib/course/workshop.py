@@ -1,6 +1,6 @@
 """The learner's workshop: pieces that passed are kept as files, and used from then on in this and all later labs.
 
-Kept pieces lie in `mine/<module>.py`, beside the labs' folders. Such a file is a real module: imports first, among them
+Kept pieces lie in `mine/<module>.py` (`mine/models/gpt.py` for `models.gpt`), beside the labs' folders. Such a file is a real module: imports first, among them
 the names of `tfmlib.<module>` that it does not define, then one section for each piece.
 """
 
@@ -73,7 +73,7 @@ def load(folder: Path) -> tuple[list[str], list[str]]:
 
     loaded, problems = [], []
     for module in dict.fromkeys(piece.module for piece in pieces.PIECES.values()):
-        path = folder / f"{module}.py"
+        path = _kept_file(folder, module)
         if not path.is_file():
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -143,7 +143,7 @@ def _digest(source: str) -> str:
 def kept(folder: Path) -> dict[str, Section]:
     """All pieces that are kept in a folder."""
     found: dict[str, Section] = {}
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         found |= sections(path.read_text(encoding="utf-8"))
     return {name: found[name] for name in pieces.PIECES if name in found}
 
@@ -156,23 +156,29 @@ def keep(piece: Callable, name: str, scope: dict) -> tuple[Callable | None, str]
     """
     if _folder is None:
         return None, ""
-    path = _folder / f"{pieces.find(name).module}.py"
+    path = _kept_file(_folder, pieces.find(name).module)
     try:
         return _keep(piece, name, scope, path)
     except (Exception, SystemExit) as error:
         return None, f"It passed, but could not be kept ({type(error).__name__}: {error})."
 
 
+def _kept_file(folder: Path, module: str) -> Path:
+    """Where the pieces of a module are kept: `mine/attention.py`, `mine/models/gpt.py`."""
+    return folder.joinpath(*module.split(".")).with_suffix(".py")
+
+
 def _keep(piece: Callable, name: str, scope: dict, path: Path) -> tuple[Callable | None, str]:
     """Before the file is replaced, the new one is run, and what changed is judged again."""
     from tfmlib.course.check import examine
 
-    where = f"{path.parent.name}/{path.name}"
+    module = pieces.find(name).module
+    where = _kept_file(Path("mine"), module).as_posix()
     old = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = sections(old)
     reason = "its source was not found"
     for source in _sources(piece, name, scope):
-        text = _with_section(old, path.stem, name, source)
+        text = _with_section(old, module, name, source)
         try:
             made = _run(text, path)
         except (Exception, SystemExit) as error:
@@ -231,14 +237,19 @@ def _header(module: str, defined: set[str], old: str) -> str:
 
 def _run(text: str, path: Path, names: dict | None = None) -> dict:
     """Run a kept file as a module of its own, in which `names` are known; returns its names."""
-    package = sys.modules.setdefault("mine", types.ModuleType("mine"))  # so that inspect and pickle find its classes
-    module = types.ModuleType(f"mine.{path.stem}")
+    place = path.with_suffix("").parts
+    full = place[len(place) - 1 - place[::-1].index("mine") :]  # ("mine", "models", "gpt")
+    for n in range(1, len(full)):  # so that inspect and pickle find its classes
+        package = ".".join(full[:n])
+        sys.modules.setdefault(package, types.ModuleType(package))
+    module = types.ModuleType(".".join(full))
     module.__file__ = str(path)
     vars(module).update(names or {})
     linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
     exec(compile(text, str(path), "exec"), vars(module))
     sys.modules[module.__name__] = module
-    setattr(package, path.stem, module)
+    for n in range(1, len(full)):
+        setattr(sys.modules[".".join(full[:n])], full[n], sys.modules[".".join(full[: n + 1])])
     return vars(module)
 
 

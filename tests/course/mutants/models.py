@@ -1,0 +1,3 @@
+"""Mutants."""
+
+MUTANTS = {}
