@@ -4,6 +4,7 @@ Text is cut into pre-tokens (words, more or less). Each is a row of bytes, and m
 never crosses from one pre-token to the next.
 """
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,7 @@ def pair_counts(words: dict[tuple[bytes, ...], int]) -> Counter:
     """
     counts = Counter()
     for word, times in words.items():
-        for pair in zip(word, word[1:], strict=False):
+        for pair in itertools.pairwise(word):
             counts[pair] += times
     return counts
 
@@ -133,9 +134,7 @@ class Tokenizer:
     [256, 33, 257]
     """
 
-    def __init__(
-        self, vocab: dict[int, bytes], merges: list[tuple[bytes, bytes]], special_tokens: Sequence[str] = ()
-    ):
+    def __init__(self, vocab: dict[int, bytes], merges: list[tuple[bytes, bytes]], special_tokens: Sequence[str] = ()):
         self.vocab = dict(vocab)
         self.merges = list(merges)
         self.special_tokens = tuple(special_tokens)
@@ -165,7 +164,7 @@ class Tokenizer:
     def _encode_pre_token(self, pre_token: str) -> list[int]:
         word = tuple(bytes([byte]) for byte in pre_token.encode())
         while len(word) > 1:
-            best = min(zip(word, word[1:], strict=False), key=lambda pair: self.ranks.get(pair, math.inf))
+            best = min(itertools.pairwise(word), key=lambda pair: self.ranks.get(pair, math.inf))
             if best not in self.ranks:
                 break
             word = merge_pair(word, best)

@@ -1,7 +1,8 @@
 """The learner's workshop: pieces that passed are kept as files, and used from then on in this and all later labs.
 
-Kept pieces lie in `mine/<module>.py` (`mine/models/gpt.py` for `models.gpt`), beside the labs' folders. Such a file is a real module: imports first, among them
-the names of `tfmlib.<module>` that it does not define, then one section for each piece.
+Kept pieces lie in `mine/<module>.py` (`mine/models/gpt.py` for `models.gpt`), beside the labs' folders. Such a file is
+a real module: imports first, among them the names of `tfmlib.<module>` that it does not define, then one section for
+each piece.
 """
 
 import ast

@@ -48,9 +48,7 @@ class GPT(nn.Module):
             self.head.weight = self.token_embedding.weight
         shared.init_weights(self)
 
-    def forward(
-        self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache=None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache=None) -> Tensor:
         positions, visible = shared.decoder_inputs(ids, self.config.context_length, positions, mask, cache)
         x = places.embed(ids, self.token_embedding.weight)  # (B, T, C)
         x = x + places.embed(positions, self.position_embedding.weight)

@@ -51,9 +51,7 @@ class Llama(nn.Module):
             self.head.weight = self.token_embedding.weight
         shared.init_weights(self)
 
-    def forward(
-        self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache=None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor | None = None, mask: Tensor | None = None, cache=None) -> Tensor:
         positions, visible = shared.decoder_inputs(ids, self.config.context_length, positions, mask, cache)
         x = places.embed(ids, self.token_embedding.weight)  # (B, T, C)
         for i, block in enumerate(self.blocks):

@@ -1,4 +1,4 @@
-"""The encoder-decoder of 2017: one stack reads the source, another writes the target and reads the first one's output."""
+"""The encoder-decoder of 2017: one stack reads the source; another writes the target and reads what the first made."""
 
 import math
 from dataclasses import dataclass
@@ -43,9 +43,7 @@ class Seq2Seq(nn.Module):
             return [blocks.LayerNorm(C, eps) for _ in range(n)]
 
         self.token_embedding = nn.Embedding(config.vocab_size, C)
-        self.encoder = nn.ModuleList(
-            blocks.PostNormBlock(attend(), mlp(), *norms(2)) for _ in range(config.n_layers)
-        )
+        self.encoder = nn.ModuleList(blocks.PostNormBlock(attend(), mlp(), *norms(2)) for _ in range(config.n_layers))
         self.decoder = nn.ModuleList(
             blocks.DecoderBlock(attend(), attend(), mlp(), *norms(3)) for _ in range(config.n_layers)
         )
