@@ -1,5 +1,6 @@
 """Loading what others trained: layouts as they are published, and a clear error for whatever does not fit."""
 
+import hashlib
 import json
 import struct
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tfmlib import positions
+from tfmlib.course import paths
 from tfmlib.models import llama, weights
 from tfmlib.tokens import Tokenizer
 
@@ -295,8 +297,11 @@ def _greedy(model, n_tokens):
     return ids[1:]
 
 
-def test_a_trained_checkpoint_speaks():
-    model = weights.load_llama2c(data("aidreams260K.bin"))
+def test_a_trained_checkpoint_speaks_the_text_that_the_lesson_shows():
+    recorded = json.loads((paths.root() / "book" / "figures" / "checkpoint.json").read_text(encoding="utf-8"))
+    file = data("aidreams260K.bin")
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == recorded["sha256"]
     tokenizer = Tokenizer.from_llama2c(data("tok512.bin"))
-    text = tokenizer.decode(_greedy(model, 60))
+    text = tokenizer.decode(_greedy(weights.load_llama2c(file), recorded["n_tokens"]))
+    assert text == recorded["text"]
     assert text.startswith(' "Echoes of vectors unfold, a gentle hum of precision, as I sense the nodes,')

@@ -223,7 +223,7 @@ def half_split_rows(weight: Tensor, n_heads: int) -> Tensor:
     return weight.unflatten(-2, (n_heads, -1, 2)).transpose(-3, -2).flatten(-4, -2)
 
 
-# What the loaders share ------------------------------------------------------------------------------------------------
+# What the loaders share ----------------------------------------------------------------------------------------------
 
 
 class _Settings:
