@@ -112,14 +112,16 @@ def test_lab_copies_once(clone, capsys):
 def test_progress_shows_what_is_kept(tmp_path, capsys):
     assert cli.main(["progress", "--mine", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "0 of 20 points in all" in out
-    section = (
-        "# ---- piece: repeat_kv, passed 2026-01-02 03:04 ----\ndef repeat_kv(): ...\n# ---- end of repeat_kv ----\n"
-    )
-    (tmp_path / "heads.py").write_text(section)
+    total = sum(piece.points for piece in pieces.PIECES.values())
+    assert f"0 of {total:g} points in all" in out
+    (tmp_path / "models").mkdir()
+    for name, file in (("repeat_kv", "heads.py"), ("GPT", "models/gpt.py")):
+        section = f"# ---- piece: {name}, passed 2026-01-02 03:04 ----\n{name} = ...\n# ---- end of {name} ----\n"
+        (tmp_path / file).write_text(section)
     assert cli.main(["progress", "--mine", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "[x] repeat_kv" in out
+    assert "[x] GPT" in out
     assert "passed 2026-01-02 03:04" in out
     assert "04-heads   2 of 10 points" in out
 
@@ -134,7 +136,7 @@ def test_check_judges_a_file(tmp_path, capsys):
     assert cli.main(["check", str(wrong)]) == 1
     assert "Likely: The heads are added up." in capsys.readouterr().out
     assert cli.main(["check", str(empty)]) == 1
-    assert "no piece is defined there; the pieces are softmax" in capsys.readouterr().out
+    assert "no piece is defined there; the pieces are pair_counts" in capsys.readouterr().out
     assert cli.main(["check", str(tmp_path / "notes.txt")]) == 2
     assert cli.main(["check", "--mine", str(tmp_path / "none")]) == 1
     assert "no pieces in" in capsys.readouterr().out
@@ -158,6 +160,6 @@ def test_the_table_of_pieces_is_sound():
     for piece in pieces.PIECES.values():
         assert hasattr(piece.home, piece.name)
         assert piece.points > 0
-        assert piece.chapter.split("-", 1)[1] == piece.module or piece.chapter[:2].isdigit()
+        assert piece.chapter.split("-", 1)[1] == piece.topic or piece.chapter[:2].isdigit()
     with pytest.raises(ValueError, match="'softmacks' is not a piece of the course"):
         pieces.find("softmacks")

@@ -10,6 +10,8 @@ import pytest
 from tfmlib import pieces
 from tfmlib.course import grading, notebooks, paths
 
+from ..parity.data import data
+
 TOP = paths.root()
 LABS = paths.labs(TOP)
 
@@ -88,14 +90,41 @@ def test_untouched_lab_runs_and_earns_nothing(lab, tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
+    """All labs, solved one after the other in one folder, so that later ones run on the pieces of earlier ones."""
+    folder = tmp_path_factory.mktemp("solved")
+    return folder, {lab: grading.run(grading.submission(TOP, "solved", lab), folder / lab) for lab in LABS}
+
+
 @pytest.mark.parametrize("lab", LABS)
-def test_solved_lab_earns_full_points_and_keeps_every_piece(lab, tmp_path):
-    run = grading.run(grading.submission(TOP, "solved", lab), tmp_path / lab)
-    assert grading.errors(run) == []
-    assert grading.points(run) == {piece.name: piece.points for piece in pieces.chapters()[lab]}
-    kept = (tmp_path / "mine" / f"{pieces.chapters()[lab][0].module}.py").read_text()
+def test_solved_lab_earns_full_points_and_keeps_every_piece(lab, solved):
+    folder, runs = solved
+    assert grading.errors(runs[lab]) == []
+    assert grading.points(runs[lab]) == {piece.name: piece.points for piece in pieces.chapters()[lab]}
     for piece in pieces.chapters()[lab]:
+        kept = folder.joinpath("mine", *piece.module.split(".")).with_suffix(".py").read_text()
         assert f"# ---- piece: {piece.name}, passed" in kept
+
+
+def test_a_trained_checkpoint_speaks_through_the_pieces_of_solved_labs(solved):
+    """Tokenizer, attention, norms, model: all of them the learner's own."""
+    data("aidreams260K.bin")
+    printed = "".join(o.get("text", "") for cell in solved[1]["06-models"].cells for o in cell.get("outputs", []))
+    earlier = [name for name, piece in pieces.PIECES.items() if piece.chapter != "06-models"]
+    assert f"Pieces in use: your own {', '.join(earlier)}; the reference for the rest." in printed
+    assert "mine.models.llama.Llama, 230,976 parameters" in printed
+    assert ' "Echoes of vectors unfold, a gentle hum of precision, as I sense the nodes,' in printed
+
+
+def test_without_a_checkpoint_the_lab_says_how_to_get_one(tmp_path):
+    cells = [cell for cell in code_cells("06-models") if "checkpoints" in cell.source or "found" in cell.source]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    run = grading.run(notebook, tmp_path / "06-models", {"TFM_DATA": str(tmp_path), "TFM_CHECKPOINT": ""})
+    assert grading.errors(run) == []
+    printed = "".join(o.get("text", "") for cell in run.cells for o in cell.get("outputs", []))
+    assert "No trained checkpoint was found. To get one" in printed
+    assert "skipped: no checkpoint is at hand" in printed
 
 
 @pytest.mark.parametrize("lab", LABS)
@@ -135,16 +164,16 @@ def test_a_notebook_changed_by_hand_is_never_replaced(clone):
     notebooks.write(clone)
     lab = LABS[0]
     source, learners = paths.source(clone, lab), paths.release(clone, lab)
-    source.write_text(source.read_text().replace("# # Lab 03", "# # A new title for lab 03"))
-    learners.write_text(learners.read_text().replace("# Lab 03", "# My own notes"))
+    source.write_text(source.read_text().replace("# # Lab 01", "# # A new title for lab 01"))
+    learners.write_text(learners.read_text().replace("# Lab 01", "# My own notes"))
     before = learners.read_text()
-    with pytest.raises(notebooks.Edited, match=r"notebooks/03-attention/03-attention.ipynb: changed by hand"):
+    with pytest.raises(notebooks.Edited, match=r"notebooks/01-tokens/01-tokens.ipynb: changed by hand"):
         notebooks.write(clone)
     assert learners.read_text() == before
     solution = paths.solution(clone, lab)
     subprocess.run(["git", "checkout", "-q", str(learners)], cwd=clone, check=True)
     solution.write_text(solution.read_text() + "\n")
-    with pytest.raises(notebooks.Edited, match=r"solutions/03-attention/03-attention.ipynb: changed by hand"):
+    with pytest.raises(notebooks.Edited, match=r"solutions/01-tokens/01-tokens.ipynb: changed by hand"):
         notebooks.write(clone)
     solution.unlink()
     assert learners in notebooks.write(clone)
@@ -163,7 +192,7 @@ def test_a_fork_changes_one_line(clone):
 
 
 def test_a_lab_without_a_cell_for_a_piece_is_an_error(clone):
-    source = paths.source(clone, LABS[0])
+    source = paths.source(clone, "03-attention")
     source.write_text(source.read_text().replace('# %% check="causal_mask"\n', ""))
     with pytest.raises(ValueError, match="lab 03-attention has no cell 'check-causal_mask'"):
-        notebooks.solution_notebook(clone, LABS[0])
+        notebooks.solution_notebook(clone, "03-attention")

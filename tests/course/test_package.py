@@ -13,7 +13,18 @@ from .clones import copy_tracked
 TOP = paths.root()
 
 # Colab and a plain install have none of these.
-ABSENT = ["pytest", "hypothesis", "IPython", "jupyterlab", "nbgrader", "nbformat", "jupytext", "yaml", "transformers"]
+ABSENT = [
+    "pytest",
+    "hypothesis",
+    "IPython",
+    "jupyterlab",
+    "nbgrader",
+    "nbformat",
+    "jupytext",
+    "yaml",
+    "transformers",
+    "tiktoken",
+]
 
 SCRIPT = f"""
 import sys
@@ -49,8 +60,9 @@ def installed(tmp_path_factory):
 
 def test_the_wheel_holds_the_library_and_its_checks(installed):
     names = {str(path.relative_to(installed)) for path in installed.rglob("*.py")}
-    for name in ("same", "toys", "test_attention", "test_heads", "misconceptions/heads", "alternatives/attention"):
+    for name in ("same", "toys", "test_attention", "test_models", "misconceptions/tokens", "alternatives/blocks"):
         assert f"tfmlib_checks/{name}.py" in names
+    assert "tfmlib/models/gpt.py" in names
     assert not [name for name in names if name.startswith(("tests/", "tfmlib_checks/course", "tfmlib_checks/parity"))]
     (license_file,) = installed.rglob("LICENSE")
     assert "MIT" in license_file.read_text()

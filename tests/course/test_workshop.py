@@ -181,6 +181,17 @@ def test_a_kept_class_can_be_pickled(lab):
     assert isinstance(pickle.loads(pickle.dumps(made(8, 2))), made)
 
 
+def test_a_piece_of_a_nested_module_is_kept_in_a_folder(lab, capsys):
+    scope = cell("import math\nfrom torch import nn\n" + notebooks.solution_source("init_weights"))
+    assert call_check(scope, "init_weights") == 2.0
+    assert "Kept in `mine/models/shared.py`" in capsys.readouterr().out
+    text = (lab / "mine" / "models" / "shared.py").read_text()
+    assert "from tfmlib.models.shared import Sizes, decoder_inputs" in text
+    assert restarted(lab) == (["init_weights"], [])
+    assert pieces.in_use("init_weights").__module__ == "mine.models.shared"
+    assert pickle.loads(pickle.dumps(pieces.in_use("init_weights"))) is pieces.in_use("init_weights")
+
+
 def test_points_do_not_depend_on_whether_a_piece_can_be_kept(lab, capsys):
     (lab / "mine").write_text("a file where the folder should be")
     assert call_check(cell(MINE)) == 2.0
@@ -209,7 +220,7 @@ def test_a_piece_that_was_never_defined_earns_nothing_and_breaks_nothing(tmp_pat
 
 
 def test_an_unknown_lab_is_an_error():
-    with pytest.raises(ValueError, match="no lab '3'; the labs are 03-attention, 04-heads"):
+    with pytest.raises(ValueError, match="no lab '3'; the labs are 01-tokens, 02-positions, "):
         workshop.begin("3")
 
 
