@@ -30,7 +30,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor
@@ -149,6 +148,8 @@ print(list(split_specials("Hello<end>Bye<end>", ["<end>"])))
 # Python's documentation comes with every Python. Train on a part of it, and look at the longest symbols.
 
 # %%
+from pydoc_data.topics import topics
+
 text = "".join(topics.values())[:100_000]
 vocab, merges = train_bpe(text, 256 + 200, ["<end>"])
 tokenizer = Tokenizer(vocab, merges, ["<end>"])
@@ -172,19 +173,14 @@ for name, sample in samples.items():
     print(f"{name:8} {len(sample):3} characters {len(sample.encode()):3} bytes {len(ids):3} tokens")
 
 # %% [markdown]
-# ### Step by step
+# ### Merge after merge
 #
-# A word, with its lowest merge applied again and again. Each step uses your `merge_pair`.
+# One word, cut with the first n merges only. Each row joins some symbols of the row before, as long as it has merges.
 
 # %%
-ranks = {pair: rank for rank, pair in enumerate(merges)}
-word = tuple(bytes([byte]) for byte in b" expression")
-while True:
-    print("|".join(symbol.decode() for symbol in word))
-    best = min(itertools.pairwise(word), key=lambda pair: ranks.get(pair, math.inf), default=None)
-    if best not in ranks:
-        break
-    word = merge_pair(word, best)
+for n in (0, 10, 20, 40, 80, 120, 160, 200):
+    first = Tokenizer(vocab, merges[:n])
+    print(f"{n:3} merges:", "|".join(first.decode([i]) for i in first.encode(" expression")))
 
 # %% [markdown]
 # ### A batch

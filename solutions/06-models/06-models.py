@@ -33,11 +33,7 @@ from tfmlib import attention, blocks, heads
 from tfmlib import positions as places
 from tfmlib.course.check import check
 from tfmlib.course.workshop import begin
-from tfmlib.models import checkpoints, shared
-from tfmlib.models.encoder import EncoderConfig
-from tfmlib.models.gpt import GPTConfig
-from tfmlib.models.llama import LlamaConfig
-from tfmlib.models.seq2seq import Seq2SeqConfig
+from tfmlib.models import shared
 
 begin("06-models")
 
@@ -46,6 +42,11 @@ begin("06-models")
 # fields: `config.n_layers`, `config.d_model`, `config.head_dim` and so on.
 
 # %%
+from tfmlib.models.encoder import EncoderConfig
+from tfmlib.models.gpt import GPTConfig
+from tfmlib.models.llama import LlamaConfig
+from tfmlib.models.seq2seq import Seq2SeqConfig
+
 print(GPTConfig(n_layers=2, d_model=32, n_heads=4, vocab_size=100, context_length=16))
 print(LlamaConfig(n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, vocab_size=100, context_length=16))
 
@@ -224,6 +225,8 @@ for step in range(201):
 # checked by its SHA-256.
 
 # %%
+from tfmlib.models import checkpoints
+
 DOWNLOAD = False
 if DOWNLOAD:
     checkpoints.download_gpt2()
