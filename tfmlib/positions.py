@@ -20,22 +20,6 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
     return table.index_select(0, ids.flatten()).view(*ids.shape, table.shape[1])  # (..., C)
 
 
-def sinusoidal(T: int, C: int, base: float = 10_000.0) -> Tensor:
-    """The position vectors of 2017: (T, C) float32, sine and cosine interleaved.
-
-    Entries 2i and 2i + 1 of row t are sin and cos of t * base ** (-2i / C). Raises ValueError if C is odd.
-    Vaswani et al. (2017), section 3.5.
-
-    >>> sinusoidal(2, 4)
-    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
-            [0.8415, 0.5403, 0.0100, 0.9999]])
-    """
-    if C % 2:
-        raise ValueError(f"C={C} must be even: positions are pairs of a sine and a cosine")
-    angles = rope_angles(torch.arange(T), C, base)  # (T, C//2)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # (T, C)
-
-
 def rope_angles(positions: Tensor, D: int, base: float = 10_000.0) -> Tensor:
     """The angle in radians of each pair at each position: (T,) or (B, T) -> (..., T, D//2).
 
@@ -52,6 +36,22 @@ def rope_angles(positions: Tensor, D: int, base: float = 10_000.0) -> Tensor:
     positions = positions.to(torch.float64)  # a large position times a small frequency keeps its digits
     frequency = base ** (-torch.arange(0, D, 2, dtype=torch.float64, device=positions.device) / D)
     return (positions[..., None] * frequency).to(dtype)
+
+
+def sinusoidal(T: int, C: int, base: float = 10_000.0) -> Tensor:
+    """The position vectors of 2017: (T, C) float32, sine and cosine interleaved.
+
+    Entries 2i and 2i + 1 of row t are sin and cos of t * base ** (-2i / C). Raises ValueError if C is odd.
+    Vaswani et al. (2017), section 3.5.
+
+    >>> sinusoidal(2, 4)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0100, 0.9999]])
+    """
+    if C % 2:
+        raise ValueError(f"C={C} must be even: positions are pairs of a sine and a cosine")
+    angles = rope_angles(torch.arange(T), C, base)  # (T, C//2)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # (T, C)
 
 
 def apply_rope(x: Tensor, positions: Tensor, base: float = 10_000.0, interleaved: bool = False) -> Tensor:

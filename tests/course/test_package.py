@@ -13,18 +13,8 @@ from .clones import copy_tracked
 TOP = paths.root()
 
 # Colab and a plain install have none of these.
-ABSENT = [
-    "pytest",
-    "hypothesis",
-    "IPython",
-    "jupyterlab",
-    "nbgrader",
-    "nbformat",
-    "jupytext",
-    "yaml",
-    "transformers",
-    "tiktoken",
-]
+ABSENT = ["pytest", "hypothesis", "IPython", "jupyterlab", "nbgrader", "nbformat", "jupytext", "yaml"]
+ABSENT += ["transformers", "tiktoken", "tokenizers"]
 
 SCRIPT = f"""
 import sys

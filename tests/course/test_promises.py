@@ -1,6 +1,9 @@
 """The course keeps its promises about every piece: its checks judge rightly and name the mistake."""
 
 import inspect
+import struct
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +12,9 @@ from tfmlib_checks.misconceptions import known
 from tfmlib_checks.same import seeded
 from tfmlib_checks.toys import LayerCache
 
-from tfmlib import attention, heads, pieces
+from tfmlib import attention, heads, pieces, positions, tokens
 from tfmlib.course import check as judge
+from tfmlib.models import checkpoints, encoder, gpt, llama, seq2seq, weights
 
 NAMES = list(pieces.PIECES)
 SEEDS = [0, 1, 20_261]
@@ -93,16 +97,99 @@ def _decode(x):
     return heads.MultiHeadAttention(12, 2, rope_base=100.0)(x, cache=LayerCache())
 
 
+SIZES = {"n_layers": 2, "d_model": 12, "n_heads": 2, "vocab_size": 31, "context_length": 8}
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def _gpt(x):
+    return gpt.GPT(gpt.GPTConfig(**SIZES))(IDS, mask=torch.ones(1, 1, 1, 5, dtype=torch.bool))
+
+
+def _llama(x):
+    return llama.Llama(llama.LlamaConfig(**SIZES, n_kv_heads=1))(IDS)
+
+
+def _encoder(x):
+    return encoder.Encoder(encoder.EncoderConfig(**SIZES))(IDS, is_token=IDS > 0)
+
+
+def _seq2seq(x):
+    return seq2seq.Seq2Seq(seq2seq.Seq2SeqConfig(**SIZES))(IDS, IDS)
+
+
+def _folder(kind):
+    """A Hugging Face folder of a tiny model."""
+    transformers = pytest.importorskip("transformers")
+    folder = tempfile.TemporaryDirectory()
+    if kind == "gpt2":
+        sizes = {"n_embd": 12, "n_head": 2, "n_layer": 1, "n_positions": 8, "vocab_size": 31}
+        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)
+        transformers.GPT2LMHeadModel(config).save_pretrained(folder.name)
+    else:
+        sizes = {"hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 20}
+        config = transformers.BertConfig(**sizes, vocab_size=31, max_position_embeddings=8)
+        transformers.BertModel(config).save_pretrained(folder.name)
+    return folder
+
+
+def _load_gpt2(x):
+    with _folder("gpt2") as folder:
+        return weights.load_gpt2(folder)
+
+
+def _load_bert(x):
+    with _folder("bert") as folder:
+        return weights.load_bert(folder)
+
+
+def _tokenizer(x):
+    return tokens.Tokenizer({i: bytes([i]) for i in range(256)}, [(b"h", b"i")]).encode("hi")
+
+
+def _checkpoint(x):
+    """What a checkpoint is loaded into."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.bin"
+        path.write_bytes(struct.pack("<7i", 4, 4, 1, 1, 1, 3, 2) + bytes(4 * (12 + 4 + 64 + 4 + 48 + 4 + 8)))
+        (Path(folder) / "tok3.bin").write_bytes(
+            bytes(4) + b"".join(struct.pack("<fi", 0.0, 3) + text for text in (b"unk", b"<s>", b"end"))
+        )
+        found = next(checkpoints._within(Path(folder)))
+        return found.load()
+
+
 # What is built from each piece: something that calls it, though it stands elsewhere.
 BUILT_FROM = {
+    "pair_counts": [lambda x: tokens.train_bpe("hug hugs", 258)],
+    "merge_pair": [lambda x: tokens.train_bpe("hug hugs", 258), _tokenizer],
+    "Tokenizer": [_checkpoint],
+    "embed": [_gpt, _llama, _encoder, _seq2seq],
+    "rope_angles": [lambda x: positions.apply_rope(x, torch.arange(5)), _llama, _decode],
+    "sinusoidal": [_seq2seq],
+    "apply_rope": [_decode, _llama],
     "softmax": [lambda x: attention.attention_weights(x, x), lambda x: attention.attention_weights(x, x, x[0] > 9)],
-    "attention_weights": [lambda x: attention.scaled_dot_product_attention(x, x, x), _attend_over],
-    "scaled_dot_product_attention": [_attend_over, _decode],
-    "split_heads": [_attend_over, _decode],
-    "merge_heads": [_attend_over, _decode],
-    "repeat_kv": [_attend_over, _decode],
+    "causal_mask": [_gpt, _llama, _seq2seq],
+    "padding_mask": [_encoder],
+    "attention_weights": [lambda x: attention.scaled_dot_product_attention(x, x, x), _attend_over, _gpt],
+    "scaled_dot_product_attention": [_attend_over, _decode, _llama],
+    "split_heads": [_attend_over, _decode, _gpt],
+    "merge_heads": [_attend_over, _decode, _llama],
+    "repeat_kv": [_attend_over, _decode, _llama],
+    "MultiHeadAttention": [_gpt, _llama, _encoder, _seq2seq],
+    "LayerNorm": [_gpt, _encoder, _seq2seq],
+    "RMSNorm": [_llama],
+    "MLP": [_gpt, _encoder, _seq2seq],
+    "SwiGLU": [_llama],
+    "PreNormBlock": [_gpt, _llama],
+    "PostNormBlock": [_encoder, _seq2seq],
+    "DecoderBlock": [_seq2seq],
+    "init_weights": [_gpt, _llama, _encoder, _seq2seq],
+    "decoder_inputs": [_gpt, _llama],
+    "GPT": [_load_gpt2],
+    "Llama": [_checkpoint],
+    "Encoder": [_load_bert],
 }
-NOTHING_YET = {"causal_mask", "padding_mask", "MultiHeadAttention"}  # models are built from them, in chapter 06
+NOTHING_YET = {"train_bpe", "pad_batch", "interpolate_positions", "Seq2Seq"}  # labs and chapters to come use them
 
 
 def test_every_piece_says_what_is_built_from_it():
@@ -114,6 +201,7 @@ def test_replacement_reaches_what_is_built_from_it(name):
     def stub(*args, **kwargs):
         raise Reached
 
+    stub.from_llama2c = stub.from_gpt2 = stub  # other ways to construct one
     x = torch.randn(5, 5, 12)[:, :, :5] if name == "softmax" else torch.randn(2, 5, 12)
     for build in BUILT_FROM.get(name, []):
         build(x)
@@ -133,7 +221,7 @@ def _stub(name):
     """The learner's untouched version, made as the labs make it."""
     from tfmlib.course.notebooks import stub_source
 
-    scope = {"torch": torch, "Tensor": torch.Tensor, "nn": torch.nn}
+    scope = dict(vars(pieces.find(name).home))  # the names that the lab's set-up cell gives
     exec(compile(stub_source(name), f"<stub of {name}>", "exec"), scope)
     return scope[name]
 
