@@ -198,6 +198,6 @@ print(f"{1 - is_token.float().mean():.0%} of the batch is padding")
 #
 # 1. Why is `is_token` not `ids != pad_id`?
 # 2. Decode each id of an emoji by itself and join the results. What do you get, and why?
-# 3. With 256 + 200 tokens, which costs more: a longer sequence, or a larger embedding table?
+# 3. What does a larger vocabulary save, and what does it cost?
 #
 # The lesson answers all three.
