@@ -11,7 +11,7 @@ from torch import Tensor
 def embed(ids: Tensor, table: Tensor) -> Tensor:
     """Look up the row of each id: (...) of integers, (V, C) -> (..., C).
 
-    The same as a product of one-hot rows with the table. Raises IndexError for an id outside 0 ... V - 1.
+    The same as a product of one-hot rows with the table. Raises an error for an id outside 0 ... V - 1.
 
     >>> embed(torch.tensor([2, 0]), torch.tensor([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]))
     tensor([[4., 5.],
@@ -23,8 +23,8 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
 def rope_angles(positions: Tensor, D: int, base: float = 10_000.0) -> Tensor:
     """The angle in radians of each pair at each position: (T,) or (B, T) -> (..., T, D//2).
 
-    Pair i turns by position * base ** (-2i / D). Positions may be fractions. The result is float64 for float64
-    positions, else float32. Raises ValueError if D is odd. Su et al. (2021), equation 15.
+    Pair i turns by position * base ** (-2i / D). Positions may be fractions. For float64 positions the result is
+    float64, with its digits; else float32. Raises ValueError if D is odd. Su et al. (2021), equation 15.
 
     >>> rope_angles(torch.tensor([0, 1]), 4)
     tensor([[0.0000, 0.0000],
@@ -58,8 +58,8 @@ def apply_rope(x: Tensor, positions: Tensor, base: float = 10_000.0, interleaved
     """Turn every pair of x by its position's angle: (..., T, D), (T,) or (B, T) -> (..., T, D).
 
     With (B, T) positions and x (B, H, T, D) a head axis is put between B and T. `interleaved` pairs entries 2i and
-    2i + 1, otherwise i and i + D/2. Computed in at least float32, returned in x's dtype. Raises ValueError if D is
-    odd. Su et al. (2021), equation 34.
+    2i + 1, otherwise i and i + D/2. Computed in at least float32, in float64 if x is, angles included; returned in x's
+    dtype. Raises ValueError if D is odd. Su et al. (2021), equation 34.
 
     >>> apply_rope(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     tensor([[0.5403, 0.8415]])
@@ -81,7 +81,7 @@ def apply_rope(x: Tensor, positions: Tensor, base: float = 10_000.0, interleaved
 def interpolate_positions(positions: Tensor, trained_length: int, length: int) -> Tensor:
     """Squeeze the positions of a longer text into the trained range: any shape -> the same shape.
 
-    Positions are multiplied by trained_length / length, and become fractions. Where length <= trained_length they are
+    Positions are multiplied by trained_length / length, and become fractions: float32 for integers. Where length <= trained_length they are
     returned unchanged. Chen et al. (2023), equation 4.
 
     >>> interpolate_positions(torch.arange(4), trained_length=2, length=4)

@@ -54,7 +54,8 @@ begin("02-positions")
 # **Contract.** `rope_angles(positions, D, base=10_000.0)` takes positions `(T,)` or `(B, T)` and gives `(..., T,
 # D//2)`: `positions * base ** (-2i / D)` for `i = 0 ... D/2 - 1`, in radians.
 #
-# - Positions may be fractions. Compute in at least float32; for float64 positions the result is float64.
+# - Positions may be fractions. Compute in at least float32. For float64 positions the result is float64, with
+#   all its digits. Beware: `torch.arange(0, D, 2) / D` is float32.
 # - An odd `D` is a `ValueError`.
 #
 # **Example.** `D = 4`, so the factors are `1` and `10_000 ** -0.5 = 0.01`. Position 3 gives `[3, 0.03]`.
@@ -92,8 +93,8 @@ begin("02-positions")
 #
 # - `positions` is `(T,)`, or `(B, T)` with a row for each sequence. With `(B, T)` positions, `x` may have a head axis:
 #   `(B, H, T, D)`. All heads of a sequence turn alike.
-# - Compute in at least float32 (float64 for float64), and return `x`'s dtype. In half precision, position 1001 is not
-#   even a number.
+# - Compute in at least float32, and in float64 if `x` is float64: the angles too. Return `x`'s dtype. In half
+#   precision, position 1001 is not even a number.
 #
 # **Example.** `[1, 0]` at position 1 becomes `[cos 1, sin 1] = [0.5403, 0.8415]`. At position 0 nothing changes.
 
