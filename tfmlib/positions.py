@@ -81,8 +81,8 @@ def apply_rope(x: Tensor, positions: Tensor, base: float = 10_000.0, interleaved
 def interpolate_positions(positions: Tensor, trained_length: int, length: int) -> Tensor:
     """Squeeze the positions of a longer text into the trained range: any shape -> the same shape.
 
-    Positions are multiplied by trained_length / length, and become fractions: float32 for integers. Where length <= trained_length they are
-    returned unchanged. Chen et al. (2023), equation 4.
+    Positions are multiplied by trained_length / length, and become fractions: float32 for integers. Where
+    length <= trained_length they are returned unchanged. Chen et al. (2023), equation 4.
 
     >>> interpolate_positions(torch.arange(4), trained_length=2, length=4)
     tensor([0.0000, 0.5000, 1.0000, 1.5000])
