@@ -1,5 +1,9 @@
 """In the test suite a check that asks for a piece by name is given the reference."""
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: several processes share the cores, kernels too
+
 from tfmlib import pieces
 
 collect_ignore = ["submissions"]  # what learners hand in: not tests

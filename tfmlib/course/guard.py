@@ -142,7 +142,8 @@ def guarded(piece: Callable, name: str, forbidden: list[Callable | str]) -> Call
         else:
             for method in methods:
                 if callable(getattr(made, method, None)):
-                    object.__setattr__(made, method, _guarded_call(getattr(made, method), name, watch))
+                    with contextlib.suppress(AttributeError):  # an object with __slots__ cannot be watched so
+                        object.__setattr__(made, method, _guarded_call(getattr(made, method), name, watch))
         return made
 
     for method in given:  # such as Tokenizer.from_gpt2: another way to construct
