@@ -127,8 +127,8 @@ class Tokenizer:
     the order given.
 
     Where several ids stand for equal bytes, the first one in `vocab` is used. A symbol without an id is given as its
-    single bytes. Raises ValueError for a byte or an id which `vocab` lacks. `decode` takes a list or a 1-D tensor, and never
-    fails on invalid UTF-8: it puts U+FFFD in its place.
+    single bytes. `decode` takes a list or a 1-D tensor, and never fails on invalid UTF-8: it puts U+FFFD in its place.
+    Raises ValueError for a byte or an id which `vocab` lacks.
 
     >>> tokenizer = Tokenizer({**{i: bytes([i]) for i in range(256)}, 256: b"hi"}, [(b"h", b"i")], ["<end>"])
     >>> tokenizer.encode("hi!<end>")

@@ -35,7 +35,7 @@ def learners() -> list[Learner]:
     full = {lab: float(sum(piece.points for piece in table)) for lab, table in pieces.chapters().items()}
     wrong = {
         lab: full[lab] - pieces.find(name).points + _due("misconception", name)
-        for lab, name in (("03-attention", "attention_weights"), ("04-heads", "repeat_kv"))
+        for lab, name in _WRONG.items()
     }
     half = {lab: sum(pieces.find(name).points for name in _sources(paths.root(), "half", lab)) for lab in full}
     # Other pieces use the reference where one is wrong, so they lose nothing.
@@ -46,11 +46,29 @@ def learners() -> list[Learner]:
             "misconception",
             wrong,
             "one piece wrong in each lab, the rest right",
-            ("The softmax runs over the queries", "The heads come out as a, b, a, b"),
+            (
+                "Neighbours are merged whenever their joined bytes are in the vocabulary",
+                "Angles in the order t0, t0, t1, t1 meet half-split pairs",
+                "The softmax runs over the queries",
+                "The heads come out as a, b, a, b",
+                "x is overwritten by its norm",
+                "Source padding is hidden in the encoder, but not in the cross-attention",
+            ),
         ),
-        Learner("half", half, "three pieces done; two pieces done"),
+        Learner("half", half, "some pieces of each lab done"),
         Learner("other_style", full, "right in another style, with warnings and prints"),
     ]
+
+
+# The piece of each lab that the learner "misconception" has wrong.
+_WRONG = {
+    "01-tokens": "Tokenizer",
+    "02-positions": "apply_rope",
+    "03-attention": "attention_weights",
+    "04-heads": "repeat_kv",
+    "05-blocks": "PreNormBlock",
+    "06-models": "Seq2Seq",
+}
 
 
 def _due(learner: str, name: str) -> float:
