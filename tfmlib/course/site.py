@@ -34,7 +34,8 @@ def execution_key(top: Path) -> str:
     """A digest of all that the lessons' cells depend on, besides the lessons."""
     digest = hashlib.sha256()
     code = [path for folder in ("tfmlib", "tests", "book") for path in top.glob(f"{folder}/**/*.py")]
-    files = [*code, top / "requirements.lock", top / "_config.yml"]
+    data = top.glob("book/figures/*.json")
+    files = [*code, *data, top / "requirements.lock", top / "_config.yml"]
     for path in sorted(path for path in files if path.is_file()):
         digest.update(str(path.relative_to(top)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
