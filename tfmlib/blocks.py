@@ -15,8 +15,8 @@ class LayerNorm(nn.Module):
     """Give each token mean 0 and variance 1, then scale and shift: (..., C) -> (..., C).
 
     weight * (x - mean) / sqrt(variance + eps) + bias over the last axis, with the biased variance (divided by C).
-    `weight` starts as ones and `bias` as zeros, (C,) both. Computed in at least float32, returned in x's dtype.
-    Ba et al. (2016), equation 4.
+    `weight` starts as ones and `bias` as zeros, (C,) both. Computed in float32, or in x's dtype where that is
+    wider, and returned in x's dtype. Ba et al. (2016), equation 4.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5):
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
     """Give each token a root mean square of 1, then scale: (..., C) -> (..., C).
 
     weight * x / sqrt(mean(x^2) + eps) over the last axis. `weight` (C,) starts as ones; there is no bias. Computed in
-    at least float32, returned in x's dtype. Zhang and Sennrich (2019), equation 4.
+    float32, or in x's dtype where that is wider, and returned in x's dtype. Zhang and Sennrich (2019), equation 4.
     """
 
     def __init__(self, d_model: int, eps: float = 1e-5):

@@ -42,7 +42,8 @@ begin("05-blocks")
 # over the last axis: each token by itself.
 #
 # **Contract.** `LayerNorm(d_model, eps=1e-5)` has the parameters `weight`, ones at first, and `bias`, zeros at first,
-# both `(C,)`. The variance is the biased one, divided by `C`. Compute in at least float32; the result has `x`'s dtype.
+# both `(C,)`. The variance is the biased one, divided by `C`. Compute in float32, or in
+# float64 if `x` is; the result has `x`'s dtype.
 #
 # **Example.** `[1, 0, 0, 0]` has mean 0.25 and variance 0.1875. The first entry becomes 0.75 / 0.433 = 1.732. (With the
 # unbiased variance, which is PyTorch's default, it would be 1.5.)
@@ -58,8 +59,9 @@ begin("05-blocks")
 #
 # The same without mean and bias: $y = \text{weight} \cdot x / \sqrt{\text{mean}(x^2) + \epsilon}$.
 #
-# **Contract.** `RMSNorm(d_model, eps=1e-5)` has the parameter `weight`, ones at first. Compute in at least float32: in
-# float16 the square of 300 is infinite. The result has `x`'s dtype. Do not call `F.rms_norm` or `nn.RMSNorm`.
+# **Contract.** `RMSNorm(d_model, eps=1e-5)` has the parameter `weight`, ones at first. Compute in float32, or in
+# float64 if `x` is: in float16 the square of 300 is infinite. The result has `x`'s dtype. Do not call `F.rms_norm` or
+# `nn.RMSNorm`.
 #
 # **Example.** `[3, 4]` has a mean square of 12.5. It becomes `[0.849, 1.131]`.
 

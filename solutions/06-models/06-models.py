@@ -99,7 +99,8 @@ print(LlamaConfig(n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, vocab_size=10
 # | `norm` | a last `LayerNorm` |
 # | `head` | `nn.Linear`, C to V, no bias; its weight *is* the token embedding's if `config.tied` |
 #
-# All norms take `config.norm_eps`. At the end of `__init__` call `shared.init_weights(self)`.
+# All norms take `config.norm_eps`. At the end of `__init__` call `shared.init_weights(self)`. Logits have the weights'
+# dtype: a model in bfloat16 gives bfloat16. This holds for all four models.
 #
 # `forward(ids, positions=None, mask=None, cache=None)` gives logits `(B, T, V)`: embed tokens and positions and add
 # them, run the blocks, `norm`, `head`. Look rows up with `places.embed(ids, self.token_embedding.weight)`. Block `i`

@@ -33,10 +33,7 @@ class Learner:
 def learners() -> list[Learner]:
     """The five learners of the demonstration."""
     full = {lab: float(sum(piece.points for piece in table)) for lab, table in pieces.chapters().items()}
-    wrong = {
-        lab: full[lab] - pieces.find(name).points + _due("misconception", name)
-        for lab, name in _WRONG.items()
-    }
+    wrong = {lab: full[lab] - pieces.find(name).points + _due("misconception", name) for lab, name in _WRONG.items()}
     half = {lab: sum(pieces.find(name).points for name in _sources(paths.root(), "half", lab)) for lab in full}
     # Other pieces use the reference where one is wrong, so they lose nothing.
     return [
@@ -75,12 +72,12 @@ def _due(learner: str, name: str) -> float:
     """The points of one piece in a learner's file, judged without a notebook and without nbgrader."""
     from tfmlib.course.check import examine, points_of
 
-    written = runpy.run_path(str(_file(paths.root(), learner, pieces.find(name).module)))
+    written = runpy.run_path(str(_file(paths.root(), learner, pieces.find(name).topic)))
     return points_of(examine(written[name], name), pieces.find(name).points)
 
 
-def _file(top: Path, learner: str, module: str) -> Path:
-    return top / "tests" / "submissions" / learner / f"{module}.py"
+def _file(top: Path, learner: str, topic: str) -> Path:
+    return top / "tests" / "submissions" / learner / f"{topic}.py"
 
 
 def submission(top: Path, learner: str, lab: str):
@@ -102,8 +99,8 @@ def _sources(top: Path, learner: str, lab: str) -> dict[str, str]:
     if learner == "solved":
         return {piece.name: notebooks.solution_source(piece.name) for piece in table}
     found: dict[str, str] = {}
-    for module in dict.fromkeys(piece.module for piece in table):
-        path = _file(top, learner, module)
+    for topic in dict.fromkeys(piece.topic for piece in table):
+        path = _file(top, learner, topic)
         if path.is_file():
             found |= _pieces_in(path.read_text(encoding="utf-8"))
     return found

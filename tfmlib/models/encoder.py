@@ -23,8 +23,8 @@ class Encoder(nn.Module):
 
     `norm` of `token_embedding` + `position_embedding` + `segment_embedding`, then the `blocks` (post-norm, LayerNorm,
     exact GELU, biases). No token is hidden from another but padding: `is_token` (B, T) is True for tokens, all if None.
-    `segments` (B, T) are all 0 if None. Starts with `init_weights`. Raises ValueError for more than
-    `config.context_length` tokens. Devlin et al. (2019).
+    `segments` (B, T) are all 0 if None. Starts with `init_weights`. The result has the weights' dtype. Raises
+    ValueError for more than `config.context_length` tokens. Devlin et al. (2019).
     """
 
     def __init__(self, config: EncoderConfig):

@@ -24,8 +24,9 @@ class GPT(nn.Module):
 
     `token_embedding` + `position_embedding`, the `blocks` (pre-norm, LayerNorm, GELU's tanh form, biases), `norm`, and
     `head`, a linear layer without a bias that shares the token embedding's weight if `config.tied`. Starts with
-    `init_weights`. `positions`, `mask` and `cache` are those of `decoder_inputs`; block i gets `cache.layer(i)`. Raises
-    ValueError for a position beyond `config.context_length`. Radford et al. (2019).
+    `init_weights`. `positions`, `mask` and `cache` are those of `decoder_inputs`; block i gets `cache.layer(i)`. Keeps
+    its configuration as `config`; logits have the weights' dtype. Raises ValueError for a position beyond
+    `config.context_length - 1`. Radford et al. (2019).
     """
 
     def __init__(self, config: GPTConfig):

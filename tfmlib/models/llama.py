@@ -28,8 +28,9 @@ class Llama(nn.Module):
 
     `token_embedding`, the `blocks` (pre-norm, RMSNorm, rotary attention with K key heads, SwiGLU, no biases), `norm`,
     and `head`, a linear layer without a bias that shares the embedding's weight if `config.tied`. Starts with
-    `init_weights`. `positions`, `mask` and `cache` are those of `decoder_inputs`; block i gets `cache.layer(i)`. Raises
-    ValueError for a position beyond `config.context_length`. Touvron et al. (2023).
+    `init_weights`. `positions`, `mask` and `cache` are those of `decoder_inputs`; block i gets `cache.layer(i)`. Keeps
+    its configuration as `config`; logits have the weights' dtype. Raises ValueError for a position beyond
+    `config.context_length - 1`. Touvron et al. (2023).
     """
 
     def __init__(self, config: LlamaConfig):

@@ -25,8 +25,8 @@ class Seq2Seq(nn.Module):
     which every source token sees every other, `decoder` DecoderBlocks in which a target token sees itself and those
     before it, and every token of the encoded source. All with LayerNorm, ReLU and biases, and without a last norm.
     `head` has no bias and shares the embedding's weight. Padding is hidden as a key where `source_is_token` (B, S) or
-    `target_is_token` (B, T) is False. Starts with `init_weights`. Raises ValueError for more than
-    `config.context_length` tokens on a side. Vaswani et al. (2017).
+    `target_is_token` (B, T) is False. Starts with `init_weights`. Logits have the weights' dtype.
+    Raises ValueError for more than `config.context_length` tokens on a side. Vaswani et al. (2017).
     """
 
     def __init__(self, config: Seq2SeqConfig):

@@ -41,7 +41,8 @@ def init_weights(model: nn.Module) -> None:
     deviation 0.02, those of a linear layer called `o_proj` or `down` of 0.02 / sqrt(number of such layers). Biases of
     linear layers are 0. Everything else stays as it is. Radford et al. (2019), section 2.3.
     """
-    ends = [m for name, m in model.named_modules() if name.split(".")[-1] in ("o_proj", "down")]
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    ends = [module for name, module in linear.items() if name.split(".")[-1] in ("o_proj", "down")]
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             std = 0.02 / math.sqrt(len(ends)) if module in ends else 0.02
@@ -57,8 +58,8 @@ def decoder_inputs(
 
     `positions`, (T,) or (B, T), default to those that follow the `cache.length` tokens of the cache. `visible` is
     boolean, True where a token may look: at itself and what came before, the S = cache.length + T tokens that the cache
-    will hold, (T, S); with a padding mask (B, 1, 1, S) only at tokens, (B, 1, T, S). Raises ValueError for a position
-    beyond `context_length`.
+    will hold, (T, S); with a padding mask (B, 1, 1, S) only at tokens, (B, 1, T, S). Positions run from 0 to
+    context_length - 1: beyond that a ValueError is raised.
 
     >>> decoder_inputs(torch.tensor([[7, 7]]), context_length=8)[0]
     tensor([0, 1])
