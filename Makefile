@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PYTEST ?= $(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST ?= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 READY  := $(VENV)/.installed
 
 .PHONY: help course test lab notebooks check grade-demo clean
