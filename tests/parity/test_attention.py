@@ -62,3 +62,29 @@ def test_multi_head_attention_equals_transformers_llama(n_heads, n_kv_heads, hea
     additive = torch.zeros(T, T).masked_fill(~attention.causal_mask(T), torch.finfo(torch.float32).min)
     want = theirs(x, position_embeddings=rotation, attention_mask=additive[None, None])[0]
     same(ours(x, mask=attention.causal_mask(T)), want, "MultiHeadAttention")
+
+
+@pytest.mark.parametrize(("n_heads", "n_kv_heads", "head_dim"), [(4, 4, 6), (4, 2, 10), (6, 1, 4)])
+def test_rotary_attention_equals_complex_numbers_in_float64(n_heads, n_kv_heads, head_dim):
+    """Layer and gradients, with torch's own grouped attention over queries and keys turned by complex numbers."""
+    T, base = 11, 500.0
+    module = filled(heads.MultiHeadAttention(24, n_heads, n_kv_heads, head_dim, rope_base=base).double())
+    weights = {name: value.clone().requires_grad_() for name, value in module.state_dict().items()}
+    x = torch.randn(2, T, 24, generator=rng(6), dtype=torch.float64)
+    angle = torch.arange(T).double()[:, None] * base ** (-torch.arange(0, head_dim, 2).double() / head_dim)
+
+    def turned(name, n):
+        y = F.linear(x, weights[f"{name}.weight"]).unflatten(-1, (n, -1)).transpose(1, 2)
+        z = torch.complex(*y.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    v = F.linear(x, weights["v_proj.weight"]).unflatten(-1, (n_kv_heads, -1)).transpose(1, 2)
+    q, k = turned("q_proj", n_heads), turned("k_proj", n_kv_heads)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    want = F.linear(mixed.transpose(1, 2).flatten(2), weights["o_proj.weight"])
+    got = module(x, mask=attention.causal_mask(T))
+    same(got, want, "MultiHeadAttention in float64")
+    for out in (got, want):
+        out.square().sum().backward()
+    for name, weight in weights.items():
+        same(module.get_parameter(name).grad, weight.grad, f"gradient of {name}")
