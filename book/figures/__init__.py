@@ -97,6 +97,12 @@ def show(figure: Figure, texts: dict[str, str]) -> Figure:
     return figure
 
 
+def claim(holds: bool, sentence: str) -> None:
+    """Stop the page rather than let it print a sentence that this run does not support."""
+    if not holds:
+        raise AssertionError(f"the page says: {sentence}. This run disagrees: change the page or the experiment")
+
+
 # --- what the chapters' figures share ----------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, blocks, heads, positions
 
-from . import Figure, cells, colour, draw, ink, one_thread, rng
+from . import Figure, cells, claim, colour, draw, ink, one_thread, rng
 
 
 @contextlib.contextmanager
@@ -24,12 +24,6 @@ def _weights(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
-
-
-def _claim(holds: bool, sentence: str) -> None:
-    """Stop the build where a sentence of the page is no longer true."""
-    if not holds:
-        raise RuntimeError(f"the page says: {sentence}. This run disagrees: change the page or the experiment")
 
 
 def _power(n: float) -> str:
@@ -100,7 +94,7 @@ def precision(C: int = 1024, seed: int = 0) -> dict[str, str]:
         name: ((out.double() - exact) / exact).abs().max().item()
         for name, out in (("naive", naive_rms(x.bfloat16())), ("ours", blocks.RMSNorm(C)(x.bfloat16()).detach()))
     }
-    _claim(worst["naive"] > 1.5 * worst["ours"], "bfloat16 without float32 is less exact")
+    claim(worst["naive"] > 1.5 * worst["ours"], "bfloat16 without float32 is less exact")
     unit, constant = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64), torch.ones(4)
     small = (unit / 1000).float()
     gradients = {}
@@ -108,7 +102,7 @@ def precision(C: int = 1024, seed: int = 0) -> dict[str, str]:
         leaf = constant.clone().requires_grad_()
         norm(leaf)[0].backward()
         gradients[name] = leaf.grad
-    _claim(bool(gradients["sqrt"].isnan().all()), "sqrt(variance) + eps gives NaN gradients for a constant token")
+    claim(bool(gradients["sqrt"].isnan().all()), "sqrt(variance) + eps gives NaN gradients for a constant token")
     return {
         "fp16_max": f"{largest:,.0f}",
         "naive_255": f"{naive_rms(half[255])[0].item():g}",
@@ -133,8 +127,8 @@ def activations() -> tuple[Figure, dict[str, str]]:
     x = torch.linspace(-4, 4, 801, dtype=torch.float64)
     phi = (1 + torch.erf(x / math.sqrt(2))) / 2
     tanh = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    _claim(torch.allclose(x * phi, F.gelu(x)), "GELU is x times Phi(x)")
-    _claim(torch.allclose(tanh, F.gelu(x, approximate="tanh")), "the tanh form is the formula given")
+    claim(torch.allclose(x * phi, F.gelu(x)), "GELU is x times Phi(x)")
+    claim(torch.allclose(tanh, F.gelu(x, approximate="tanh")), "the tanh form is the formula given")
     difference = (tanh - F.gelu(x)).abs()
     worst = difference.argmax()
 
@@ -181,10 +175,10 @@ def jacobians(T: int = 4, C: int = 4, H: int = 2, seed: int = 0) -> tuple[Figure
     fixed, per_token, whole = found.values()
     other_feature, other_token = ~torch.eye(C, dtype=torch.bool), ~torch.eye(T, dtype=torch.bool)
     a = attention.attention_weights(q, k, mask)
-    _claim(bool((fixed.permute(0, 2, 1, 3)[..., other_feature] == 0).all()), "fixed weights mix no features, exactly")
-    _claim(torch.allclose(fixed, torch.einsum("ts,cd->tcsd", a, torch.eye(C).double())), "each block is A[t,s] times I")
-    _claim(bool((per_token.permute(1, 3, 0, 2)[..., other_token] == 0).all()), "the MLP mixes no tokens, exactly")
-    _claim(bool((whole.permute(1, 3, 0, 2)[..., mask] > 0).all()), "the whole layer mixes both")
+    claim(bool((fixed.permute(0, 2, 1, 3)[..., other_feature] == 0).all()), "fixed weights mix no features, exactly")
+    claim(torch.allclose(fixed, torch.einsum("ts,cd->tcsd", a, torch.eye(C).double())), "each block is A[t,s] times I")
+    claim(bool((per_token.permute(1, 3, 0, 2)[..., other_token] == 0).all()), "the MLP mixes no tokens, exactly")
+    claim(bool((whole.permute(1, 3, 0, 2)[..., mask] > 0).all()), "the whole layer mixes both")
 
     def paint(canvas):
         for i, (ax, (name, jacobian)) in enumerate(zip(canvas.subplots(1, 3), found.items(), strict=True)):
@@ -336,17 +330,17 @@ def depth(
 
     pre, post, none, bare = kinds
     low, high = depths[0], depths[-1]
-    _claim(all(abs(n - 1) < 1e-9 for L in depths for n in every(pre, "road", L)), "the road of pre-norm is 1")
-    _claim(max(every(post, "road", high)) < 0.2 < 0.8 < min(every(post, "road", low)), "the road of post-norm falls")
-    _claim(max(every("Xavier", "road", high)) < 1e-6, "with Xavier's weights the road is closed")
+    claim(all(abs(n - 1) < 1e-9 for L in depths for n in every(pre, "road", L)), "the road of pre-norm is 1")
+    claim(max(every(post, "road", high)) < 0.2 < 0.8 < min(every(post, "road", low)), "the road of post-norm falls")
+    claim(max(every("Xavier", "road", high)) < 1e-6, "with Xavier's weights the road is closed")
     for kind in (pre, post):
         sizes = [n for L in depths for n in every(kind, "first", L)]
-        _claim(min(sizes) > 0.4 and max(sizes) < 2, f"the first gradient of {kind} keeps its size")
-    _claim(max(every(bare, "first", 12)) < 1e-9, "without residual and norm the first gradient vanishes")
-    _claim(min(n for L in depths[1:] for n in every(none, "alike", L)) > 0.98, "without residuals tokens become alike")
-    _claim(max(every(pre, "last", high)) < 0.75 * min(every(pre, "last", low)), "pre-norm's last gradient falls")
-    _claim(min(every(post, "last", high)) > 0.9 * max(every(pre, "last", low)), "post-norm's last gradient stays")
-    _claim(min(every(pre, "same", high)) > 0.2 > max(every(post, "same", high)), "the signal is kept in pre-norm")
+        claim(min(sizes) > 0.4 and max(sizes) < 2, f"the first gradient of {kind} keeps its size")
+    claim(max(every(bare, "first", 12)) < 1e-9, "without residual and norm the first gradient vanishes")
+    claim(min(n for L in depths[1:] for n in every(none, "alike", L)) > 0.98, "without residuals tokens become alike")
+    claim(max(every(pre, "last", high)) < 0.75 * min(every(pre, "last", low)), "pre-norm's last gradient falls")
+    claim(min(every(post, "last", high)) > 0.9 * max(every(pre, "last", low)), "post-norm's last gradient stays")
+    claim(min(every(pre, "same", high)) > 0.2 > max(every(post, "same", high)), "the signal is kept in pre-norm")
 
     def paint(canvas):
         axes = canvas.subplots(2, 2)
@@ -502,12 +496,12 @@ def training(
     ends = {name: (min(values).item(), max(values).item()) for name, values in last.items()}
     guess, T = math.log(V), 12
     for name in ("pre-norm", "post-norm, warm-up", "post-norm, low"):
-        _claim(ends[name][1] < 2.2, f"{name} learns with every seed, ends {ends[name]}")
+        claim(ends[name][1] < 2.2, f"{name} learns with every seed, ends {ends[name]}")
     for name in ("post-norm", "no residual"):
-        _claim(ends[name][0] > 2.5, f"{name} fails with every seed, ends {ends[name]}")
+        claim(ends[name][0] > 2.5, f"{name} fails with every seed, ends {ends[name]}")
     road = {name: roads for name, (_, roads) in found.items() if roads is not None}
-    _claim(bool((road["pre-norm"] - 1).abs().max() < 1e-5), "the road of pre-norm is 1")
-    _claim(road["post-norm"][:, -1].max() < 1e-2 < 0.03 < road["post-norm, warm-up"].min(), "the road closes")
+    claim(bool((road["pre-norm"] - 1).abs().max() < 1e-5), "the road of pre-norm is 1")
+    claim(road["post-norm"][:, -1].max() < 1e-2 < 0.03 < road["post-norm, warm-up"].min(), "the road closes")
 
     def paint(canvas):
         axes = canvas.subplots(2, 2, sharex=True, sharey="row", height_ratios=[1.25, 1])
@@ -594,14 +588,14 @@ def costs(C: int = 256, H: int = 4, T: int = 256) -> dict[str, str]:
     modules = {"norms": nn.ModuleList([block.norm1, block.norm2]), **dict(block.named_children()), "block": block}
     parameters = {name: sum(p.numel() for p in modules[name].parameters()) for name in parts}
     counted = {"norms": 4 * C, "attention": 4 * C * C + 4 * C, "mlp": 8 * C * C + 5 * C, "block": 12 * C * C + 13 * C}
-    _claim(parameters == counted, "a block has 12 C^2 + 13 C parameters")
+    claim(parameters == counted, "a block has 12 C^2 + 13 C parameters")
     flops = {}
     for name, part in parts.items():
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             part(x)
         flops[name] = counter.get_total_flops()
-    _claim(flops["attention"] == 2 * T * (4 * C * C + 2 * T * C), "attention takes 4 C^2 + 2 T C multiply-adds a token")
-    _claim(flops["mlp"] == 2 * T * 8 * C * C, "the MLP takes 8 C^2 multiply-adds a token")
+    claim(flops["attention"] == 2 * T * (4 * C * C + 2 * T * C), "attention takes 4 C^2 + 2 T C multiply-adds a token")
+    claim(flops["mlp"] == 2 * T * 8 * C * C, "the MLP takes 8 C^2 multiply-adds a token")
     known = {p.untyped_storage().data_ptr() for p in block.parameters()}
     kept = {name: _kept(part, x, known) / (T * C) for name, part in parts.items()}
     spent = _milliseconds(parts, x)
@@ -654,7 +648,7 @@ def mistakes(T: int = 6, C: int = 8, seed: int = 0) -> dict[str, str]:
         right = gated(x)
         gated.gate, gated.up = gated.up, gated.gate
         swapped = ((gated(x) - right).norm() / right.norm()).item()
-    _claim(leak(each) == 0, "a norm over the features does not leak")
+    claim(leak(each) == 0, "a norm over the features does not leak")
     with one_thread():
         on_stream = [_start("norm on the stream", 48, s)["road"] for s in range(2)]
     constant = torch.ones(4).half()

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tfmlib import attention, heads, positions
 from tfmlib.models import encoder, gpt, llama, seq2seq, weights
 
-from . import Figure, cells, colour, draw, ink, one_thread, rng
+from . import Figure, cells, claim, colour, draw, ink, one_thread, rng
 
 MACHINES = {
     "GPT": (gpt.GPT, gpt.GPTConfig),
@@ -46,12 +46,6 @@ def _outline(machine: str, **sizes) -> nn.Module:
 
 def _n_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
-
-
-def _holds(claim: bool, what: str) -> None:
-    """What the page says in words must be so in this run too."""
-    if not claim:
-        raise AssertionError(f"the page says: {what}. In this run it is not so: correct the sentence")
 
 
 # --- the four machines ---------------------------------------------------------------------------------------------
@@ -193,7 +187,7 @@ def by_hand() -> dict[str, str]:
     seen["share"] = seen["logits"].softmax(-1)
     steps = ("token", "norm1-in", "norm1", "attention", "norm2-in", "norm2", "mlp", "block", "last", "logits")
     rows = {step: seen[step][0].round(decimals=3) for step in steps}  # LayerNorm's eps shows in the sixth decimal only
-    _holds(all(row.equal(row.round()) for row in rows.values()), "every number of the pencil model is whole")
+    claim(all(row.equal(row.round()) for row in rows.values()), "every number of the pencil model is whole")
     texts = {f"{step}{t}": _row(row, "{:.0f}") for step, rows_ in rows.items() for t, row in enumerate(rows_)}
     return texts | {f"share{t}": _row(row, "{:.2f}") for t, row in enumerate(seen["share"][0])}
 
@@ -250,8 +244,8 @@ def reads(T: int = 6, S: int = 5, V: int = 13, seed: int = 0) -> tuple[Figure, d
     }
     forbidden = torch.cat([moved[~may[name]] for name, moved in found.items()])
     allowed = torch.cat([moved[may[name]] for name, moved in found.items()])
-    _holds(not forbidden.any(), "outputs that may not see a token do not move at all when it changes")
-    _holds(bool(allowed.min() > 1e-6), "outputs that may see a token move when it changes")
+    claim(not forbidden.any(), "outputs that may not see a token do not move at all when it changes")
+    claim(bool(allowed.min() > 1e-6), "outputs that may see a token move when it changes")
 
     def paint(canvas):
         canvas.get_layout_engine().set(hspace=0.08)
@@ -290,7 +284,7 @@ def padded(S: int = 4, n_padding: int = 3, V: int = 13, seed: int = 0) -> dict[s
             name: (model(filled, mask)[:, :S] - model(ids)).abs().max().item()
             for name, mask in (("mask", is_token), ("none", None))
         }
-    _holds(moved["mask"] < 1e-12 and moved["none"] > 0.05, "with the padding mask a text does not see its padding")
+    claim(moved["mask"] < 1e-12 and moved["none"] > 0.05, "with the padding mask a text does not see its padding")
     return {"padded-none": f"{moved['none']:.2f}"}
 
 
@@ -378,14 +372,14 @@ def learning(seed: int = 0) -> tuple[Figure, dict[str, str]]:
     right = {key: _right(model, key[1]) for key, (model, _) in runs.items()}
     end = {key: sum(losses[-20:]) / 20 for key, (_, losses) in runs.items()}
     order = torch.arange(LENGTH)
-    _holds(looks[False].argmax(-1).equal(order), "to repeat, cross-attention looks most at the same place")
-    _holds(looks[True].argmax(-1).equal(order.flip(0)), "to reverse, it looks most at the opposite place")
-    _holds(max(loss for key, loss in end.items() if key != ("Llama", True)) < 0.1, "all others learn their task")
+    claim(looks[False].argmax(-1).equal(order), "to repeat, cross-attention looks most at the same place")
+    claim(looks[True].argmax(-1).equal(order.flip(0)), "to reverse, it looks most at the opposite place")
+    claim(max(loss for key, loss in end.items() if key != ("Llama", True)) < 0.1, "all others learn their task")
     llama_ = {task: sum(runs["Llama", reverse][1][115:125]) / 10 for reverse, task in tasks.items()}
-    _holds(llama_["repeat"] < 0.15 and llama_["reverse"] > 0.5, "Llama repeats early and reverses late")
-    _holds(min(runs["Seq2Seq", reverse][1][60] for reverse in tasks) > 2.1, "Seq2Seq first stays near ln 10")
+    claim(llama_["repeat"] < 0.15 and llama_["reverse"] > 0.5, "Llama repeats early and reverses late")
+    claim(min(runs["Seq2Seq", reverse][1][60] for reverse in tasks) > 2.1, "Seq2Seq first stays near ln 10")
     alike = [runs["GPT", reverse][1][50] for reverse in tasks]
-    _holds(abs(alike[0] - alike[1]) < 0.4, "with learned positions both tasks are alike")
+    claim(abs(alike[0] - alike[1]) < 0.4, "with learned positions both tasks are alike")
 
     def paint(canvas):
         canvas.get_layout_engine().set(hspace=0.08)
@@ -450,8 +444,8 @@ def depths(layers: tuple[int, ...] = (12, 48), C: int = 256, seed: int = 0) -> t
             found[how, L] = stream  # L + 1 numbers
     few, many = layers
     growth = {how: found[how, many][-1] / found[how, few][-1] for how in ("equal", "init")}
-    _holds(1.8 < growth["equal"] < 2.4, "with std 0.02 everywhere, four times the layers double the stream")
-    _holds(0.9 < growth["init"] < 1.15, "with init_weights the end does not depend on the number of layers")
+    claim(1.8 < growth["equal"] < 2.4, "with std 0.02 everywhere, four times the layers double the stream")
+    claim(0.9 < growth["init"] < 1.15, "with init_weights the end does not depend on the number of layers")
 
     def paint(canvas):
         ax = canvas.subplots()
@@ -491,7 +485,7 @@ def fresh(L: int = 4, C: int = 64, V: int = 256, seed: int = 0) -> dict[str, str
                 logits = model(x, x) if machine == "Seq2Seq" else model(x)
             loss = F.cross_entropy(logits.flatten(0, 1), labels).item()
             own = logits.softmax(-1).gather(-1, x[..., None]).mean()  # the share of "the same token again"
-            _holds(how == "torch" or abs(loss - math.log(V)) < 0.05, "a fresh model's loss is close to ln V")
+            claim(how == "torch" or abs(loss - math.log(V)) < 0.05, "a fresh model's loss is close to ln V")
             texts |= {f"fresh-{name}-{how}": f"{loss:.2f}", f"own-{name}-{how}": f"{own:.2f}"}
     return texts
 
@@ -537,7 +531,7 @@ def shares() -> tuple[Figure, dict[str, str]]:
     """Where the parameters of published models are."""
     counted = {name: _by_kind(_outline(machine, **sizes)) for name, (machine, sizes, _) in PUBLISHED.items()}
     for name, (_, _, published) in PUBLISHED.items():
-        _holds(sum(counted[name].values()) == published, f"{name} has {published:,} parameters")
+        claim(sum(counted[name].values()) == published, f"{name} has {published:,} parameters")
 
     def paint(canvas):
         ax = canvas.subplots()
@@ -592,7 +586,7 @@ def differences() -> dict[str, str]:
     texts = {}
     for column, model in (("gpt", ours), ("llama", theirs)):
         counted = {row: sum(p.numel() for n, p in model.named_parameters() if of(n, p)) for row, of in rows.items()}
-        _holds(sum(counted.values()) == _n_parameters(model), "the rows of the table add up")
+        claim(sum(counted.values()) == _n_parameters(model), "the rows of the table add up")
         texts |= {f"{column}-{row}": f"{n:,}" for row, n in counted.items()}
         texts[f"{column}-total"] = f"{_n_parameters(model):,}"
     (F_gpt, F_llama) = (model.config.d_ff for model in (ours, theirs))
@@ -616,7 +610,7 @@ def work(T: int = 1024) -> dict[str, str]:
         total = sum(operations.values())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(torch.zeros(1, T, dtype=torch.long, device="meta"))
-        _holds(T * total == counter.get_total_flops(), "operations counted by formula and by PyTorch are equal")
+        claim(T * total == counter.get_total_flops(), "operations counted by formula and by PyTorch are equal")
         texts |= {f"work-{column}-{part}": f"{100 * n / total:.1f}\u00a0%" for part, n in operations.items()}
         texts[f"work-{column}-total"] = _short(total)
         texts[f"work-{column}-per"] = f"{total / _n_parameters(model):.2f}"
@@ -632,7 +626,7 @@ def tied(seed: int = 0) -> dict[str, str]:
     for name, (L, C) in {"small": (12, 768), "medium": (24, 1024), "large": (36, 1280), "xl": (48, 1600)}.items():
         sizes = {"n_layers": L, "d_model": C, "n_heads": C // 64, **GPT2}
         with_, without = (_n_parameters(_outline("GPT", **sizes, tied=tied)) for tied in (True, False))
-        _holds(without - with_ == C * GPT2["vocab_size"], "tying saves V times C")
+        claim(without - with_ == C * GPT2["vocab_size"], "tying saves V times C")
         texts |= {f"tied-{name}": f"{with_:,}", f"untied-{name}": f"{without:,}"}
         texts |= {
             f"saved-{name}": f"{without - with_:,}",
@@ -651,8 +645,8 @@ def tied(seed: int = 0) -> dict[str, str]:
             f"{(model.head.weight - model.token_embedding.weight).abs().max():.3f}"
         )
     whole, parts = one.head.weight.grad, (two.head.weight.grad, two.token_embedding.weight.grad)
-    _holds(torch.allclose(whole, sum(parts), atol=1e-7), "the gradient of a shared table is the sum of both roles'")
-    _holds(one.head.weight is one.token_embedding.weight, "tied means one tensor")
+    claim(torch.allclose(whole, sum(parts), atol=1e-7), "the gradient of a shared table is the sum of both roles'")
+    claim(one.head.weight is one.token_embedding.weight, "tied means one tensor")
     return texts
 
 
@@ -679,7 +673,7 @@ def pairing(H: int = 2, D: int = 4, C: int = 8, T: int = 5, seed: int = 0) -> di
     meant = scores(q, k, interleaved=True)
     right = scores(weights.half_split_rows(q, H), weights.half_split_rows(k, H), interleaved=False)
     wrong = scores(q, k, interleaved=False)
-    _holds(torch.allclose(right, meant, atol=1e-5, rtol=1e-5), "with reordered rows the scores agree")
+    claim(torch.allclose(right, meant, atol=1e-5, rtol=1e-5), "with reordered rows the scores agree")
     return {"pairing-wrong": f"{(wrong - meant).abs().max():.1f}", "pairing-size": f"{meant.abs().mean():.1f}"}
 
 
@@ -744,9 +738,9 @@ def silent(seed: int = 0) -> dict[str, str]:
         moved, shares_[name] = (after - before).abs().max().item(), _right(wrong, reverse)
         texts |= {f"moved-{name}": f"{moved:.1f}" if moved > 0.1 else f"{moved:.4f}"}
         texts |= {f"still-{name}": f"{100 * shares_[name]:.0f}\u00a0%", f"size-{machine}": f"{before.abs().max():.0f}"}
-        _holds(_right(right, reverse) > 0.98, "loaded rightly, both answer nearly all questions")
-    _holds(max(shares_[n] for n in ("transposed", "cut", "pairs")) < 0.1, "these mistakes destroy the answers")
-    _holds(min(shares_[n] for n in ("gelu", "eps", "base", "swapped")) > 0.9, "these hide behind right answers")
+        claim(_right(right, reverse) > 0.98, "loaded rightly, both answer nearly all questions")
+    claim(max(shares_[n] for n in ("transposed", "cut", "pairs")) < 0.1, "these mistakes destroy the answers")
+    claim(min(shares_[n] for n in ("gelu", "eps", "base", "swapped")) > 0.9, "these hide behind right answers")
     return texts
 
 

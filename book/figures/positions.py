@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tfmlib import attention, blocks, heads, positions
 
-from . import Figure, colour, draw, ink, one_thread, rng
+from . import Figure, claim, colour, draw, ink, one_thread, rng
 
 
 def _seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -24,12 +24,6 @@ def _seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make()
-
-
-def _claim(holds: bool, sentence: str) -> None:
-    """Stop the page rather than print a sentence that this run does not support."""
-    if not holds:
-        raise AssertionError(f"the page says, and this run does not show: {sentence}")
 
 
 def _seconds(function: Callable[[], Tensor], repeats: int = 15) -> float:
@@ -53,7 +47,7 @@ def look_up(V: int = 20_000, C: int = 256, T: int = 64, seed: int = 0) -> dict[s
     assert torch.allclose(positions.embed(ids, table), one_hot @ table)
     ratio = _seconds(lambda: one_hot @ table) / _seconds(lambda: positions.embed(ids, table))
     gpt2 = {"V": 50_257, "C": 768, "T": 1024}
-    _claim(ratio > 30, "the product takes much longer than the look-up")
+    claim(ratio > 30, "the product takes much longer than the look-up")
     return {
         "lookup-ratio": f"{ratio:,.0f}" if ratio < 100 else f"{round(ratio, -2):,.0f}",
         "lookup-copied": f"{gpt2['T'] * gpt2['C'] / 1e6:.2f} million",
@@ -75,7 +69,7 @@ def causal_order(T: int = 6, C: int = 16, seed: int = 0) -> dict[str, str]:
         for layer in layers:
             a, b = a + layer(a, mask=mask), b + layer(b, mask=mask)
             moved.append((a - b)[:, -1].abs().max().item())
-    _claim(moved[0] < 1e-5 and moved[1] > 1e-3, "one causal layer is blind to the order before the last token")
+    claim(moved[0] < 1e-5 and moved[1] > 1e-3, "one causal layer is blind to the order before the last token")
     return {"causal-1": f"{moved[0]:.6f}", "causal-2": f"{moved[1]:.3f}"}
 
 
@@ -144,7 +138,7 @@ def relative(T: int = 24, D: int = 16, seed: int = 0) -> tuple[Figure, dict]:
 
     wide, narrow = spread(added), spread(turned)
     size = turned.abs().mean().item()
-    _claim(narrow < 1e-4 < 0.1 < wide, "with RoPE the score depends on the distance only")
+    claim(narrow < 1e-4 < 0.1 < wide, "with RoPE the score depends on the distance only")
     alt = (
         f"Two charts of the score of one query and one key against their distance, one point for each of {T * T} pairs "
         f"of positions. With added sinusoidal vectors the points form a cloud, up to {wide:.1f} wide at one distance. "
@@ -178,7 +172,7 @@ def precision(D: int = 64, longest: int = 4096, gap: int = 3) -> tuple[Figure, d
     error = (scores["bfloat16"] - right).abs()
     mean = {"near": error[where < 256].mean().item(), "far": error[where >= 1024].mean().item()}
     steady = (scores["float32"] - right).abs().max().item()
-    _claim(mean["near"] < 0.02 < 0.1 < mean["far"] and steady < 1e-4, "bfloat16 angles go wrong far into the text")
+    claim(mean["near"] < 0.02 < 0.1 < mean["far"] and steady < 1e-4, "bfloat16 angles go wrong far into the text")
 
     def paint(canvas):
         ax = canvas.subplots()
@@ -348,15 +342,15 @@ def extrapolation(seed: int = 0, step: int = 8) -> tuple[Figure, dict]:
     mean = {name: {span: loss[a:b].mean().item() for span, (a, b) in spans.items()} for name, loss in found.items()}
     pair = _pair_loss()
     for name in ("sinusoidal", "rope"):
-        _claim(mean[name]["start"] < pair < mean[name]["end"], f"{name} ends worse than a table of pairs")
-    _claim(mean["window"]["end"] < mean["window"]["start"] + 0.06, "the window repairs RoPE at every position")
-    _claim(mean["window-sinusoidal"]["end"] > pair, "the window does not repair sinusoidal positions")
-    _claim(mean["interpolated"]["start"] > mean["rope"]["start"] + 0.3, "interpolation alone hurts on this text")
-    _claim(abs(mean["tuned"]["end"] - mean["tuned"]["start"]) < 0.08, "after fine-tuning interpolation is flat")
-    _claim(mean["direct"]["end"] > mean["direct"]["start"] + 0.15, "with plain positions the loss still rises")
-    _claim(mean["direct"]["all"] < mean["tuned"]["all"], "on average plain positions are better")
-    _claim(max(mean["direct"]["end"], mean["tuned"]["end"]) < pair < mean["rope"]["end"], "fine-tuning helps")
-    _claim(mean["window"]["all"] < mean["direct"]["all"], "nothing beats the window")
+        claim(mean[name]["start"] < pair < mean[name]["end"], f"{name} ends worse than a table of pairs")
+    claim(mean["window"]["end"] < mean["window"]["start"] + 0.06, "the window repairs RoPE at every position")
+    claim(mean["window-sinusoidal"]["end"] > pair, "the window does not repair sinusoidal positions")
+    claim(mean["interpolated"]["start"] > mean["rope"]["start"] + 0.3, "interpolation alone hurts on this text")
+    claim(abs(mean["tuned"]["end"] - mean["tuned"]["start"]) < 0.08, "after fine-tuning interpolation is flat")
+    claim(mean["direct"]["end"] > mean["direct"]["start"] + 0.15, "with plain positions the loss still rises")
+    claim(mean["direct"]["all"] < mean["tuned"]["all"], "on average plain positions are better")
+    claim(max(mean["direct"]["end"], mean["tuned"]["end"]) < pair < mean["rope"]["end"], "fine-tuning helps")
+    claim(mean["window"]["all"] < mean["direct"]["all"], "nothing beats the window")
     places = [a + step / 2 for a in range(0, LONGEST, step)]
     rows = {name: loss.view(-1, step).mean(1) for name, loss in found.items()}
     inside = TRAINED // step
@@ -452,9 +446,9 @@ def three_things(lengths: tuple[int, ...] = (16, 32, 64, 128), seed: int = 0) ->
         for title, interpolate in (("RoPE", False), ("RoPE, interpolated", True))
     }
     plain, squeezed = found.values()
-    _claim(all(row["accepts"] == 1 for rows in found.values() for row in rows.values()), "every length is accepted")
-    _claim(plain[32]["uses"] > 0.88 and plain[128]["retrieves"] > 0.8 > 0.72 > plain[128]["uses"], "it is not used")
-    _claim(squeezed[128]["uses"] > 0.82, "interpolation repairs this task")
+    claim(all(row["accepts"] == 1 for rows in found.values() for row in rows.values()), "every length is accepted")
+    claim(plain[32]["uses"] > 0.88 and plain[128]["retrieves"] > 0.8 > 0.72 > plain[128]["uses"], "it is not used")
+    claim(squeezed[128]["uses"] > 0.82, "interpolation repairs this task")
 
     def paint(canvas):
         axes = canvas.subplots(1, 2, sharey=True)
@@ -556,7 +550,7 @@ def mistakes() -> dict[str, str]:
         "halves": _shift(unequal_halves),
         "narrow": _shift(narrow_rope),
     }
-    _claim(shifts["right"] < 1e-3 < 0.03 < min(shifts[name] for name in shifts if name != "right"), "they move")
+    claim(shifts["right"] < 1e-3 < 0.03 < min(shifts[name] for name in shifts if name != "right"), "they move")
     x = torch.randn(1000, 16, generator=rng(0))
     norms = unequal_halves(x, torch.arange(1000)).norm(dim=-1) / x.norm(dim=-1)
 
@@ -571,8 +565,8 @@ def mistakes() -> dict[str, str]:
     sinusoidal.rows = positions.sinusoidal(LONGEST, table.shape[1], base=1000.0)
     loss["base"] = _losses(sinusoidal, TRAINED)
     losses = {name: values.mean().item() for name, values in loss.items()}
-    _claim(abs(losses["repaired"] - losses["right"]) < 1e-3 < 0.3 < losses["pairs"] - losses["right"], "pairs")
-    _claim(losses["blocks"] > losses["sinusoidal"] + 0.1, "another layout hurts a trained model")
+    claim(abs(losses["repaired"] - losses["right"]) < 1e-3 < 0.3 < losses["pairs"] - losses["right"], "pairs")
+    claim(losses["blocks"] > losses["sinusoidal"] + 0.1, "another layout hurts a trained model")
 
     C = 512
     frequency = torch.exp(torch.arange(0, C, 2) * (-math.log(10_000.0) / C // 2))  # -0.018 // 2 is -1.0
