@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,8 +32,8 @@ def library_source() -> str:
     return "".join(parts).encode()[:N_BYTES].decode(errors="ignore")
 
 
-def trained_by_tokenizers(text: str) -> tuple[object, list[tuple[bytes, bytes]]]:
-    """Their tokenizer and its merges, as bytes."""
+def trained_by_tokenizers(text: str, vocab_size: int = VOCAB_SIZE) -> tuple[object, list[tuple[bytes, bytes]]]:
+    """Their tokenizer and its merges, as bytes. It breaks ties in its own way."""
     import tokenizers
 
     from tfmlib.vocabularies import gpt2_byte_names
@@ -41,7 +42,7 @@ def trained_by_tokenizers(text: str) -> tuple[object, list[tuple[bytes, bytes]]]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = level(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, initial_alphabet=level.alphabet(), show_progress=False
+        vocab_size=vocab_size, initial_alphabet=level.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator([text], trainer)
     names = gpt2_byte_names()
@@ -55,17 +56,19 @@ def seconds(call) -> tuple[float, object]:
     return time.perf_counter() - start, result
 
 
-def tied_at(text: str, merges: list[tuple[bytes, bytes]]) -> set[tuple[bytes, bytes]]:
-    """The pairs that occur most often after these merges."""
+def ties(text: str, merges: list[tuple[bytes, bytes]]) -> Iterator[set[tuple[bytes, bytes]]]:
+    """For each merge, all pairs that occurred most often when its turn came. Everything is counted anew."""
     from tfmlib import tokens
 
-    words = Counter(tokens.GPT2_PATTERN.findall(text))
-    words = {tuple(bytes([b]) for b in word.encode()): n for word, n in words.items()}
+    words = {
+        tuple(bytes([byte]) for byte in word.encode()): n
+        for word, n in Counter(tokens.GPT2_PATTERN.findall(text)).items()
+    }
     for pair in merges:
-        words = {tokens.merge_pair(word, pair): n for word, n in words.items()}  # words stay distinct: same bytes
-    counts = tokens.pair_counts(words)
-    most = max(counts.values())
-    return {pair for pair, n in counts.items() if n == most}
+        counts = tokens.pair_counts(words)
+        most = max(counts.values())
+        yield {p for p, n in counts.items() if n == most}
+        words = {tokens.merge_pair(word, pair): n for word, n in words.items()}  # they stay distinct: same bytes
 
 
 def main() -> None:
@@ -82,7 +85,7 @@ def main() -> None:
     first = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
     parted = "never" if first == len(ours) else f"at merge {first}"
     if first < len(ours):
-        tied = tied_at(text, ours[:first])
+        *_, tied = ties(text, ours[: first + 1])
         parted += ", a tie" if {ours[first], theirs[first]} <= tied else ", NOT a tie"
     cores = 1 if "--one-core" in sys.argv else os.cpu_count()
     print(f"Python {platform.python_version()}, tokenizers {version('tokenizers')} on {cores} core(s); ", end="")

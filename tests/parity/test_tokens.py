@@ -1,19 +1,18 @@
 """Our tokenizer gives tiktoken's ids on GPT-2's merges, and llama2.c's on its own; training learns as tokenizers."""
 
-import json
 import os
 import random
 import struct
 import sys
 import unicodedata
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfmlib import tokens, vocabularies
+from tfmlib import tokens
 
+from ..bench.tokens import ties, trained_by_tokenizers
 from ..same import SEED_VARIABLE
 from .data import data
 
@@ -122,49 +121,21 @@ def test_malformed_bytes_decode_as_tiktokens(ours, theirs):
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def _theirs_trained(text, vocab_size):
-    """The merges that Hugging Face's tokenizers learns, as bytes. It breaks ties in its own way."""
-    tokenizers = pytest.importorskip("tokenizers")
-    level = tokenizers.pre_tokenizers.ByteLevel
-    model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = level(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=level.alphabet(), show_progress=False, special_tokens=[]
-    )
-    model.train_from_iterator([text], trainer)
-    names = vocabularies.gpt2_byte_names()
-    merges = json.loads(model.to_str())["model"]["merges"]
-    return [tuple(bytes(names[c] for c in symbol) for symbol in pair) for pair in merges]
-
-
-def _ties(text, merges):
-    """For each merge, all pairs that occurred as often as the one that was merged."""
-    words = Counter(tokens.GPT2_PATTERN.findall(text))
-    words = {tuple(bytes([b]) for b in word.encode()): n for word, n in words.items()}
-    for pair in merges:
-        counts = tokens.pair_counts(words)
-        most = max(counts.values())
-        yield {p for p, n in counts.items() if n == most}
-        merged = Counter()
-        for word, n in words.items():
-            merged[tokens.merge_pair(word, pair)] += n
-        words = merged
-
-
 def test_training_differs_from_tokenizers_in_ties_only():
     """Each of their merges has the largest count, too; ours is the greatest pair of those that tie."""
     text, n_merges = data("tinyshakespeare.txt").read_text()[:60_000], 200
     _, ours = tokens.train_bpe(text, 256 + n_merges)
-    theirs = _theirs_trained(text, 256 + n_merges)
+    pytest.importorskip("tokenizers")
+    _, theirs = trained_by_tokenizers(text, 256 + n_merges)
     decided = 0
-    for pair, tied in zip(theirs, _ties(text, theirs), strict=True):
+    for pair, tied in zip(theirs, ties(text, theirs), strict=True):
         assert pair in tied
         decided += len(tied) == 1
-    for pair, tied in zip(ours, _ties(text, ours), strict=True):
+    for pair, tied in zip(ours, ties(text, ours), strict=True):
         assert pair == max(tied)
     assert decided > 100  # else the counts would decide little
     assert len(set(ours) & set(theirs)) > 190
-    first = next(i for i, tied in enumerate(_ties(text, ours)) if len(tied) > 1)
+    first = next(i for i, tied in enumerate(ties(text, ours)) if len(tied) > 1)
     assert ours[:first] == theirs[:first]
 
 
@@ -172,8 +143,8 @@ def test_training_differs_from_tokenizers_in_ties_only():
 @given(text=st.text(alphabet="abc '\n你", max_size=80), room=st.integers(0, 12))
 def test_training_equals_counting_anew_each_time(text, room):
     _, merges = tokens.train_bpe(text, 256 + room)
-    ties = list(_ties(text, merges))
-    assert [max(tied) for tied in ties] == merges
+    tied = list(ties(text, merges))
+    assert [max(pairs) for pairs in tied] == merges
     if len(merges) < room:  # it stopped early: no pair is left
         words = [tuple(bytes([b]) for b in word.encode()) for word in tokens.GPT2_PATTERN.findall(text)]
         for pair in merges:

@@ -69,10 +69,12 @@ def _within(place: Path) -> Iterator[Checkpoint]:
 
 
 def _gpt2(folder: Path) -> Iterator[Checkpoint]:
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != "gpt2" or not list(folder.glob("*.safetensors")):
+        return
     for names in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         files = tuple(folder / name for name in names)
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind == "gpt2" and all(file.is_file() for file in files) and list(folder.glob("*.safetensors")):
+        if all(file.is_file() for file in files):
             yield Checkpoint("gpt2", folder, files)
 
 

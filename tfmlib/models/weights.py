@@ -389,7 +389,8 @@ def _cut(data: bytes, start: int, shapes: dict[str, tuple[int, ...]], path: str 
 def _filled(model: torch.nn.Module, state: dict[str, Tensor]):
     """The model with these weights, ready to use. A learner's model may have buffers of its own."""
     missing, unexpected = model.load_state_dict(state, strict=False)
-    missing = [name for name in missing if name in dict(model.named_parameters())]
+    parameters = dict(model.named_parameters())
+    missing = [name for name in missing if name in parameters]
     if missing or unexpected:
         raise ValueError(f"{type(model).__name__} does not have the names it should: {[*missing, *unexpected]}")
     return model.eval()
