@@ -112,6 +112,14 @@ def rng(seed: int) -> torch.Generator:
 
 
 @contextlib.contextmanager
+def weights_from(seed: int) -> Iterator[None]:
+    """What is drawn from torch's own generator in the block, first weights above all, depends on the seed alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Small matrices gain nothing from several threads, and one thread always adds in the same order."""
     before = torch.get_num_threads()

@@ -15,15 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, blocks, heads, positions
 
-from . import Figure, cells, claim, colour, draw, ink, one_thread, rng
-
-
-@contextlib.contextmanager
-def _weights(seed: int) -> Iterator[None]:
-    """Modules that are built in here get weights that depend on the seed alone: those which nn.Linear gives itself."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
+from . import Figure, cells, claim, colour, draw, ink, one_thread, rng, weights_from
 
 
 def _power(n: float) -> str:
@@ -164,7 +156,7 @@ def jacobians(T: int = 4, C: int = 4, H: int = 2, seed: int = 0) -> tuple[Figure
     generator = rng(seed)
     q, k, x = torch.randn(3, T, C, generator=generator, dtype=torch.float64)
     mask = attention.causal_mask(T)
-    with _weights(seed):
+    with weights_from(seed):
         mlp, layer = blocks.MLP(C, 4 * C).double(), heads.MultiHeadAttention(C, H).double()
     maps = {
         "attention on the values": lambda v: attention.scaled_dot_product_attention(q, k, v, mask),
@@ -289,7 +281,7 @@ def _start(kind: str, L: int, seed: int, xavier: bool = False, C: int = 64, H: i
     generator = rng(seed)
     x = torch.randn(2, 16, C, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(V, (2, 16), generator=generator)
-    with _weights(seed):
+    with weights_from(seed):
         stack, head = Stack(kind, L, C, H, xavier).double(), nn.Linear(C, V).double()
     states = stack.stream(x)
     states[-1].retain_grad()
@@ -454,7 +446,7 @@ def train(kind: str, lr: float, warmup: int, seeds: tuple[int, ...], steps: int 
     """Adam on fresh sentences, one model for each seed, all at once: losses (S, steps) and roads (S, some steps)."""
     models = []
     for seed in seeds:
-        with _weights(seed):
+        with weights_from(seed):
             models.append(Model(kind))
     weights, _ = stack_module_state(models)
     generators = [rng(1000 + seed) for seed in seeds]
@@ -580,7 +572,7 @@ def _milliseconds(functions: dict, x: Tensor, repeats: int = 15) -> dict[str, fl
 
 def costs(C: int = 256, H: int = 4, T: int = 256) -> dict[str, str]:
     """One pre-norm block with F = 4C, part by part: parameters, multiply-adds, numbers kept, time."""
-    with _weights(0):
+    with weights_from(0):
         block = _block("pre-norm", C, H)
     x = torch.randn(1, T, C, generator=rng(0), requires_grad=True)
     norms = lambda x: block.norm2(block.norm1(x))  # noqa: E731
@@ -638,7 +630,7 @@ def mistakes(T: int = 6, C: int = 8, seed: int = 0) -> dict[str, str]:
         with torch.no_grad():
             return (function(changed) - function(x))[:, :-1].abs().max().item()
 
-    with _weights(seed):
+    with weights_from(seed):
         both_axes, each = nn.LayerNorm((T, C)), nn.LayerNorm(C)
         linear = blocks.MLP(C, 4 * C, activation=lambda hidden: hidden)
         gated = blocks.SwiGLU(C, 2 * C)

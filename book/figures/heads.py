@@ -12,15 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, heads
 
-from . import Figure, cells, colour, draw, ink, one_thread, rng
+from . import Figure, cells, colour, draw, ink, one_thread, rng, weights_from
 
 GIB = 2**30
 
 
 def _layer(seed: int, *sizes, **options) -> heads.MultiHeadAttention:
     """A layer with weights that depend on the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with weights_from(seed):
         return heads.MultiHeadAttention(*sizes, **options)
 
 

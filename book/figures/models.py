@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tfmlib import attention, heads, positions
 from tfmlib.models import encoder, gpt, llama, seq2seq, weights
 
-from . import Figure, cells, claim, colour, draw, ink, one_thread, rng
+from . import Figure, cells, claim, colour, draw, ink, one_thread, rng, weights_from
 
 MACHINES = {
     "GPT": (gpt.GPT, gpt.GPTConfig),
@@ -32,8 +32,7 @@ MACHINES = {
 def _build(machine: str, seed: int = 0, **sizes) -> nn.Module:
     """A model whose first weights depend on the seed alone."""
     model, config = MACHINES[machine]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with weights_from(seed):
         return model(config(**sizes))
 
 
@@ -414,8 +413,7 @@ def learning(seed: int = 0) -> tuple[Figure, dict[str, str]]:
 def _started(machine: str, how: str, seed: int, **sizes) -> nn.Module:
     """A fresh model: as init_weights makes it ("init"), with std 0.02 everywhere ("equal"), with torch's defaults."""
     model = _build(machine, seed, **sizes)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with weights_from(seed):
         for name, module in model.named_modules():
             if how == "equal" and name.endswith(("o_proj", "down")):
                 nn.init.normal_(module.weight, std=0.02)

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 from tfmlib import attention, blocks, heads, positions
 
-from . import Figure, claim, colour, draw, ink, one_thread, rng
-
-
-def _seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` builds, with weights that depend on the seed alone."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return make()
+from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
 
 
 def _seconds(function: Callable[[], Tensor], repeats: int = 15) -> float:
@@ -62,7 +55,10 @@ def causal_order(T: int = 6, C: int = 16, seed: int = 0) -> dict[str, str]:
     """How far the last output moves when the tokens before it change places: one causal layer, and two."""
     x = torch.randn(1, T, C, generator=rng(seed))
     shuffled = x[:, [3, 0, 4, 1, 2, 5]]
-    layers = [_seeded(seed + n, lambda: heads.MultiHeadAttention(C, 2)) for n in range(2)]
+    layers = []
+    for n in range(2):
+        with weights_from(seed + n):
+            layers.append(heads.MultiHeadAttention(C, 2))
     mask, moved = attention.causal_mask(T), []
     with torch.no_grad():
         a, b = x, shuffled
@@ -281,7 +277,8 @@ def _pieces(B: int, T: int, generator: torch.Generator) -> tuple[Tensor, Tensor]
 def _reader(kind: str, seed: int) -> Tiny:
     """A model that has learned to predict the next character in pieces of TRAINED."""
     _, V, _ = _text()
-    model = _seeded(seed, lambda: Tiny(kind, V, V, C=48, n_heads=3, n_layers=2))
+    with weights_from(seed):
+        model = Tiny(kind, V, V, C=48, n_heads=3, n_layers=2)
     with one_thread():
         return _fit(model, lambda generator: _pieces(32, TRAINED, generator), 300, 0.005, seed=seed)
 
@@ -420,7 +417,8 @@ def _notes(B: int, T: int, generator: torch.Generator, writes: int | None = None
 @functools.cache
 def _clerk(seed: int) -> Tiny:
     """A one-layer, one-head RoPE model that has learned to answer on TRAINED notes."""
-    model = _seeded(seed, lambda: Tiny("rope", 2 * BOXES + VALUES, VALUES, C=48, n_heads=1, n_layers=1))
+    with weights_from(seed):
+        model = Tiny("rope", 2 * BOXES + VALUES, VALUES, C=48, n_heads=1, n_layers=1)
     with one_thread():
         return _fit(model, lambda generator: _notes(32, TRAINED, generator), 400, 0.005, seed=seed)
 
@@ -481,7 +479,9 @@ def three_things(lengths: tuple[int, ...] = (16, 32, 64, 128), seed: int = 0) ->
 
 def cost(C: int = 512, n_heads: int = 8, T: int = 256) -> dict[str, str]:
     """Parameters of a learned table; RoPE's multiplications and time against the projections of a layer."""
-    layer, x = _seeded(0, lambda: heads.MultiHeadAttention(C, n_heads)), torch.randn(1, T, C, generator=rng(0))
+    with weights_from(0):
+        layer = heads.MultiHeadAttention(C, n_heads)
+    x = torch.randn(1, T, C, generator=rng(0))
     q = torch.randn(2, n_heads, T, C // n_heads, generator=rng(1))  # a query and a key for each head and token
     where = torch.arange(T)
     with torch.no_grad():
