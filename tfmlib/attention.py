@@ -20,9 +20,9 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     >>> softmax(torch.tensor([0.0, math.log(3.0)]))
     tensor([0.2500, 0.7500])
     """
-    shifted = x - x.amax(dim, keepdim=True)
-    e = shifted.exp()
-    return e / e.sum(dim, keepdim=True)
+    shifted = x - x.detach().amax(dim, keepdim=True)  # detached: it cancels, so it needs no gradient
+    e = shifted.exp_()
+    return e * e.sum(dim, keepdim=True).reciprocal()
 
 
 def causal_mask(T: int, S: int | None = None) -> Tensor:
@@ -63,14 +63,15 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     >>> attention_weights(torch.zeros(1, 2), torch.zeros(4, 2))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    scores = q @ k.mT / math.sqrt(q.shape[-1])  # (..., T, S)
+    scores = q / math.sqrt(q.shape[-1]) @ k.mT  # (..., T, S)
     if mask is None:
         return softmax(scores)
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool, True where visible; got {mask.dtype}")
     blind = ~mask.any(-1, keepdim=True)  # (..., T, 1): softmax of nothing is 0/0
     scores = scores.masked_fill(~mask & ~blind, -math.inf)
-    return softmax(scores).masked_fill(blind, 0.0)
+    weights = softmax(scores)
+    return weights.masked_fill(blind, 0.0) if blind.any() else weights
 
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

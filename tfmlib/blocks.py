@@ -28,9 +28,9 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         centred = wide - wide.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
+        variance = torch.linalg.vecdot(centred, centred).unsqueeze(-1) / x.shape[-1]
         normal = centred * torch.rsqrt(variance + self.eps)
-        return (normal * self.weight + self.bias).to(x.dtype)
+        return torch.addcmul(self.bias, normal, self.weight).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

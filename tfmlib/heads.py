@@ -43,7 +43,7 @@ def repeat_kv(x: Tensor, n_repeat: int) -> Tensor:
     >>> repeat_kv(torch.tensor([1, 2]).view(1, 2, 1, 1), 2).flatten().tolist()
     [1, 1, 2, 2]
     """
-    return x.repeat_interleave(n_repeat, dim=1)  # (B, K*n_repeat, S, D)
+    return x.unsqueeze(2).expand(-1, -1, n_repeat, -1, -1).flatten(1, 2)  # (B, K*n_repeat, S, D)
 
 
 class MultiHeadAttention(nn.Module):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from tfmlib import vocabularies
+from tfmlib import downloads, vocabularies
 from tfmlib.models import checkpoints, llama
 
 from .data import data
@@ -82,9 +82,9 @@ def test_a_download_is_checked_and_leaves_nothing_if_it_is_wrong(tmp_path):
     source.write_bytes(b"weights" * 1000)
     right = hashlib.sha256(source.read_bytes()).hexdigest()
     with pytest.raises(ValueError, match="SHA-256"):
-        checkpoints.download(source.as_uri(), "0" * 64, target)
+        downloads.download(source.as_uri(), "0" * 64, target)
     assert os.listdir(target.parent) == []
-    checkpoints.download(source.as_uri(), right, target)
+    downloads.download(source.as_uri(), right, target)
     assert target.read_bytes() == source.read_bytes()
     assert os.listdir(target.parent) == ["file"]
 
@@ -109,4 +109,4 @@ def test_gpt2_is_downloaded_once(tmp_path, monkeypatch):
 def test_the_checksums_are_those_of_the_published_files():
     """GPT-2's vocabulary is in the test data under its first names."""
     for ours, theirs in (("vocab.json", "gpt2/encoder.json"), ("merges.txt", "gpt2/vocab.bpe")):
-        assert checkpoints._sha256(data(theirs)) == checkpoints._SHA256[ours]
+        assert downloads.sha256_of(data(theirs)) == checkpoints._SHA256[ours]

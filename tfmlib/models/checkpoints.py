@@ -5,17 +5,15 @@ data, in the folder TFM_DATA or, for a clone, in `../shared/data`. Nothing is do
 called.
 """
 
-import hashlib
 import json
 import os
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
-from tfmlib import tokens
+from tfmlib import downloads, tokens
 from tfmlib.models import weights
 
 HOW_TO_GET_ONE = """No trained checkpoint was found. To get one:
@@ -108,34 +106,6 @@ def download_gpt2(folder: str | Path = "checkpoints/gpt2") -> Path:
     """
     for name, sha256 in _SHA256.items():
         path = Path(folder) / name
-        if not path.is_file() or _sha256(path) != sha256:
-            download(f"{_GPT2}/{name}", sha256, path)
+        if not path.is_file() or downloads.sha256_of(path) != sha256:
+            downloads.download(f"{_GPT2}/{name}", sha256, path)
     return Path(folder)
-
-
-def download(url: str, sha256: str, path: str | Path) -> None:
-    """Download a file and show how far it is. Raises ValueError, and leaves nothing, if its SHA-256 is another."""
-    from tqdm.auto import tqdm
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    digest = hashlib.sha256()
-    try:
-        with urllib.request.urlopen(url) as source, open(partial, "wb") as target:
-            total = int(source.headers.get("Content-Length") or 0) or None
-            with tqdm(total=total, unit="B", unit_scale=True, desc=path.name) as bar:
-                while block := source.read(2**20):
-                    target.write(block)
-                    digest.update(block)
-                    bar.update(len(block))
-        if digest.hexdigest() != sha256:
-            raise ValueError(f"{url} has SHA-256 {digest.hexdigest()}, not {sha256}: it is damaged, or was changed")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,11 +2,11 @@
 
 MUTANTS = {
     "softmax": [
-        ("x.amax(dim, keepdim=True)", "x.amin(dim, keepdim=True)"),
-        ("shifted.exp()", "shifted.exp().clamp(min=1e-3)"),
+        ("x.detach().amax(dim, keepdim=True)", "x.detach().amin(dim, keepdim=True)"),
+        ("shifted.exp_()", "shifted.exp().clamp(min=1e-3)"),
         ("e.sum(dim, keepdim=True)", "(e.sum(dim, keepdim=True) + 1e-4)"),
-        ("x.amax(dim, keepdim=True)", "x.detach().float().amax(dim, keepdim=True).half()"),
-        ("shifted.exp()", "shifted.detach().exp()"),
+        ("x.detach().amax(dim, keepdim=True)", "x.detach().float().amax(dim, keepdim=True).half()"),
+        ("shifted.exp_()", "shifted.detach().exp()"),
     ],
     "causal_mask": [
         (".tril(S - T)", ".tril(S // T - 1)"),
@@ -26,6 +26,7 @@ MUTANTS = {
         (".masked_fill(blind, 0.0)", ".masked_fill(blind, 1e-3)"),
         ("mask.any(-1, keepdim=True)", "mask.any()"),
         ("return softmax(scores)\n", "return softmax(scores.float()).to(scores.dtype)\n"),
+        ("if blind.any()", "if blind.all()"),
         ("if mask.dtype != torch.bool:", "if mask.is_floating_point():"),
     ],
     "scaled_dot_product_attention": [

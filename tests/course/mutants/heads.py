@@ -16,9 +16,15 @@ MUTANTS = {
         ("x.transpose(1, 2).flatten(2)", "x.transpose(1, 2).flatten(2).double()"),
     ],
     "repeat_kv": [
-        ("x.repeat_interleave(n_repeat, dim=1)", "x.repeat_interleave(2, dim=1)"),
-        ("x.repeat_interleave(n_repeat, dim=1)", "x.repeat_interleave(n_repeat, dim=1).flip(1)"),
-        ("x.repeat_interleave(n_repeat, dim=1)", "x.repeat_interleave(n_repeat, dim=1) / n_repeat"),
+        ("x.unsqueeze(2).expand(-1, -1, n_repeat, -1, -1).flatten(1, 2)", "x.repeat_interleave(2, dim=1)"),
+        (
+            "x.unsqueeze(2).expand(-1, -1, n_repeat, -1, -1).flatten(1, 2)",
+            "x.repeat_interleave(n_repeat, dim=1).flip(1)",
+        ),
+        (
+            "x.unsqueeze(2).expand(-1, -1, n_repeat, -1, -1).flatten(1, 2)",
+            "x.repeat_interleave(n_repeat, dim=1) / n_repeat",
+        ),
     ],
     "MultiHeadAttention": [
         ("source = x if context is None else context", "source = x"),
