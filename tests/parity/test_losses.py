@@ -55,7 +55,7 @@ def test_the_tail_is_numpys():
 
 
 def test_the_policy_gradient_raises_the_expected_reward():
-    """On a choice of 4 with known rewards, the loss over every outcome, weighted by its chance, has the exact gradient."""
+    """A choice of 4 with known rewards: over all outcomes, weighted by their chances, the gradient is exact."""
     logits = torch.randn(4, generator=rng(), dtype=torch.float64, requires_grad=True)
     rewards = torch.tensor([0.0, 1.0, 0.5, -2.0], dtype=torch.float64)
     (want,) = torch.autograd.grad((logits.softmax(0) * rewards).sum(), logits)

@@ -42,7 +42,8 @@ def test_adamw_follows_torchs_for_200_steps():
     start, _ = twins()
     for (name, p), q, r in zip(ours.named_parameters(), theirs.parameters(), start.parameters(), strict=True):
         assert (p - q).abs().max() < 1e-12, name
-        assert (p - r).abs().max() > 1e-4, name  # they have moved
+        if not name.endswith("k_proj.bias"):  # it adds the same to all scores of a query: its gradient is 0
+            assert (p - r).abs().max() > 1e-4, name
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         for key in ("exp_avg", "exp_avg_sq"):
             assert (optimizers[0].state[p][key] - optimizers[1].state[q][key]).abs().max() < 1e-12

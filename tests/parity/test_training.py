@@ -1,0 +1,378 @@
+"""Training goes on where it was stopped, and makes the same steps however a batch is cut or shared."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from tfmlib import data, losses, optim, train, training
+from tfmlib.models.gpt import GPT, GPTConfig
+from tfmlib.models.llama import Llama, LlamaConfig
+
+SIZES = {"n_layers": 2, "d_model": 20, "n_heads": 5, "vocab_size": 31, "context_length": 13}
+HERE = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def new_model(dtype=torch.float32, kind=GPT, config=GPTConfig):
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return kind(config(**SIZES)).to(dtype)
+
+
+class Dropping(nn.Module):
+    """A model that draws random numbers while it trains, from all three generators."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(6)
+            self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, ids):
+        noise = (random.random() + np.random.rand()) * 0.1 if self.training else 0.0
+        return self.head(self.drop(self.table(ids)) + noise)
+
+
+def unequal_batches(n, B=4, seed=0):
+    """Micro-batches with unequal numbers of counted labels."""
+    generator = rng(seed)
+    found = []
+    for i in range(n):
+        ids = torch.randint(31, (B, 14), generator=generator)
+        is_token = torch.arange(14) < torch.randint(2, 15, (B, 1), generator=generator)
+        is_token[0, : 3 + i % 11] = True
+        found.append(losses.shift_labels(ids, is_token))
+    return found
+
+
+def together(batches):
+    inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    return inputs, labels
+
+
+RECIPE = {"steps": 12, "warmup": 2, "lr_peak": 1e-2, "evaluate_every": 5, "save_every": 4}
+
+# However a batch is cut or shared -------------------------------------------------------------------------------------
+
+
+def gradients_of(model, batches):
+    model.zero_grad()
+    loss = training.accumulate_gradients(model, batches)
+    return loss, [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_accumulation_is_one_big_batch(dtype):
+    model, parts = new_model(dtype), unequal_batches(5)
+    loss, got = gradients_of(model, parts)
+    want_loss, want = gradients_of(model, [together(parts)])
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    assert abs(loss - want_loss) < tolerance
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+    means = [gradients_of(model, [part])[1] for part in parts]  # the mean of means is something else
+    off = [
+        (torch.stack(parts).mean(0) - b).abs().max() for parts, b in zip(zip(*means, strict=True), want, strict=True)
+    ]
+    assert max(off) > 1e-3
+
+
+def steps_of(batches, **recipe):
+    """The losses of two steps without clipping, and the gradients and weights after them."""
+    model = new_model()
+    recipe = training.Recipe(steps=2, warmup=0, max_norm=1e9, **recipe)
+    records = training.train(model, batches, recipe, progress=False)
+    return [record.loss for record in records], [p.grad for p in model.parameters()], list(model.parameters())
+
+
+def _worker(rank, world, folder):
+    """One of several processes; module level, so that a new process finds it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    got, gradients, weights = steps_of(unequal_batches(6), micro_batches=3)
+    torch.save((got, gradients, [w.detach() for w in weights]), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_make_the_steps_of_one(tmp_path):
+    mp.spawn(_worker, args=(2, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    for a, b in zip(first[1] + first[2], second[1] + second[2], strict=True):
+        assert torch.equal(a, b)  # the processes agree to the bit
+    parts = unequal_batches(6)
+    for cut in ({"micro_batches": 3}, {"micro_batches": 1}):  # the same by accumulation, and as big batches
+        batches = parts if cut["micro_batches"] == 3 else [together(parts[:3]), together(parts[3:])]
+        want_losses, gradients, weights = steps_of(batches, **cut)
+        assert max(abs(a - b) for a, b in zip(first[0], want_losses, strict=True)) < 1e-6
+        for a, b in zip(first[1], gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+        for a, b in zip(first[2], weights, strict=True):
+            torch.testing.assert_close(
+                a, b, rtol=0, atol=1e-4
+            )  # AdamW turns the last bits of a small gradient into more
+
+
+def test_each_process_needs_a_micro_batch(monkeypatch):
+    for name, answer in {"is_initialized": True, "get_rank": 0, "get_world_size": 2}.items():
+        monkeypatch.setattr(dist, name, lambda answer=answer: answer)
+    with pytest.raises(ValueError, match="must be at least the 2 processes"):
+        training.train(new_model(), unequal_batches(2), training.Recipe(**RECIPE), progress=False)
+
+
+COMMAND = ["--corpus", "python-docs", "--layers", "1", "--heads", "2", "--width", "16", "--length", "8"]
+COMMAND += ["--batch-size", "3", "--micro-batches", "2", "--warmup", "2", "--quiet", "--save-every", "2"]
+
+
+def logged(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_torchrun_starts_the_same_run_in_two_processes(tmp_path):
+    command = [*COMMAND, "--steps", "6", "--evaluate-every", "100"]
+    train.main([*command, "--folder", str(tmp_path / "one")])
+    starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    starter += ["-m", "tfmlib.train", *command, "--folder", str(tmp_path / "two")]
+    ended = subprocess.run(starter, env=HERE, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("parameters, validation loss") == 1  # one process speaks
+    one, two = logged(tmp_path / "one"), logged(tmp_path / "two")
+    assert [line["step"] for line in two] == list(range(6))
+    for a, b in zip(one, two, strict=True):
+        assert abs(a["loss"] - b["loss"]) < 1e-5
+        assert abs(a["norm"] - b["norm"]) < 1e-4
+    assert abs(one[-1]["validation_loss"] - two[-1]["validation_loss"]) < 1e-5
+
+
+# Where it was stopped -------------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    """The run was stopped here."""
+
+
+def run_until(stop, path, kind=Dropping):
+    """Train until step `stop`, as a fresh process would: from the first batch, with other random numbers at first."""
+    got = []
+
+    def note(record):
+        got.append(record)
+        if record.step == stop:
+            raise Stopped
+
+    seed = 99 if path.exists() else 0
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    recipe = training.Recipe(**RECIPE, micro_batches=2)
+    with contextlib.suppress(Stopped):
+        training.train(kind(), iter(unequal_batches(24)), recipe, unequal_batches(2, seed=9), path, False, note)
+    return got
+
+
+@pytest.mark.parametrize("kind", [Dropping, new_model], ids=["random", "gpt"])
+def test_a_run_that_stops_anywhere_goes_on_bit_by_bit(tmp_path, kind):
+    whole = run_until(None, tmp_path / "whole.pt", kind)
+    assert len(whole) == 12
+    for stop in range(11):
+        path = tmp_path / f"{stop}.pt"
+        first = run_until(stop, path, kind)
+        rest = run_until(None, path, kind)
+        start = rest[0].step
+        assert start == (stop + 1) // 4 * 4  # the last checkpoint
+        assert first[:start] + rest == whole
+    assert sorted(os.listdir(tmp_path)) == sorted({"whole.pt", *(f"{stop}.pt" for stop in range(11))})
+
+
+def test_a_run_that_is_killed_goes_on_bit_by_bit(tmp_path):
+    """The real thing: processes that are ended from outside, at any moment."""
+    command = [*COMMAND, "--steps", "60", "--evaluate-every", "20"]
+    train.main([*command, "--folder", str(tmp_path / "whole")])
+    start = [sys.executable, "-m", "tfmlib.train", *command, "--folder", str(tmp_path / "killed")]
+    for lines in (7, 32):
+        process = subprocess.Popen(start, env=HERE, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        log = tmp_path / "killed" / "log.jsonl"
+        while not log.exists() or len(log.read_text().splitlines()) < lines:
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    train.main([*command, "--folder", str(tmp_path / "killed")])
+    assert logged(tmp_path / "killed") == logged(tmp_path / "whole")
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys, torch
+from tests.parity.test_training import new_model
+from tfmlib import optim, training
+
+model = new_model()
+optimizer = optim.AdamW(model.parameters())
+training.save_checkpoint(sys.argv[1], model, optimizer, 1)
+
+def half(state, file):
+    file.write(b"half of it")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+torch.save = half
+training.save_checkpoint(sys.argv[1], model, optimizer, 2)
+"""
+
+
+def test_a_run_that_is_killed_while_it_writes_loses_nothing(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    script = [sys.executable, "-c", KILLED_WHILE_WRITING, str(path)]
+    ended = subprocess.run(script, env=HERE, cwd=train.Path(__file__).parents[2], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.pt", "checkpoint.pt.partial"]
+    model = new_model()
+    optimizer = optim.AdamW(model.parameters())
+    assert training.load_checkpoint(path, model, optimizer) == 1
+    training.save_checkpoint(path, model, optimizer, 2)
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+    assert training.load_checkpoint(path, model) == 2
+
+
+# What a step may cost less --------------------------------------------------------------------------------------------
+
+
+def kept_bytes(model, batch):
+    """The bytes that the graph of one forward pass keeps, besides the parameters."""
+    kept = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def pack(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        loss = losses.cross_entropy(model(batch[0]), batch[1])
+    del loss
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize(("kind", "config"), [(GPT, GPTConfig), (Llama, LlamaConfig)])
+def test_recomputing_keeps_less_and_changes_no_bit(kind, config):
+    model, parts = new_model(kind=kind, config=config), unequal_batches(2)
+    loss, want = gradients_of(model, parts)
+    plain = kept_bytes(model, parts[0])
+    with training._recomputing(model, True):
+        again, got = gradients_of(model, parts)
+        little = kept_bytes(model, parts[0])
+    assert loss == again
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert little < plain / 3
+    assert "forward" not in vars(model.blocks[0])  # as it was
+
+
+def test_autocast_computes_products_in_bfloat16_and_keeps_float32_weights():
+    seen = set()
+    model = new_model()
+    model.blocks[0].mlp.up.register_forward_hook(lambda module, inputs, out: seen.add(out.dtype))
+    recipes = [training.Recipe(**RECIPE, autocast=dtype) for dtype in (None, torch.bfloat16)]
+    plain = training.train(new_model(), unequal_batches(12), recipes[0], unequal_batches(2), progress=False)
+    low = training.train(model, unequal_batches(12), recipes[1], unequal_batches(2), progress=False)
+    assert seen == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert abs(plain[-1].validation_loss - low[-1].validation_loss) < 0.05
+    assert plain[0].loss != low[0].loss
+
+
+# What train refuses, and what it tells --------------------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_step(tmp_path):
+    model = new_model()
+
+    def poison(record):
+        if record.step == 5:
+            model.norm.weight.data[0] = float("nan")
+            weights.update({name: value.clone() for name, value in model.state_dict().items()})
+
+    weights = {}
+    with pytest.raises(FloatingPointError, match="step 6: the loss is nan"):
+        training.train(
+            model,
+            unequal_batches(12),
+            training.Recipe(**RECIPE),
+            (),
+            tmp_path / "run.pt",
+            progress=False,
+            on_record=poison,
+        )
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, weights[name], equal_nan=True, rtol=0, atol=0)
+    assert training.load_checkpoint(tmp_path / "run.pt", new_model()) == 4
+
+
+def test_records_tell_what_happened():
+    recipe, same_batch = training.Recipe(**RECIPE), unequal_batches(1) * 12
+    records = training.train(new_model(), same_batch, recipe, unequal_batches(2), progress=False)
+    assert [record.step for record in records] == list(range(12))
+    assert [record.step for record in records if record.validation_loss is not None] == [4, 9, 11]
+    assert [record.lr for record in records] == [optim.warmup_cosine(s, 2, 12, 1e-2, 1e-4) for s in range(12)]
+    assert records[-1].loss < records[0].loss
+    assert all(record.norm > 0 for record in records)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"steps": 3}, "must be above warmup"),
+        ({"micro_batches": 0}, "micro_batches must be at least 1"),
+        ({"autocast": torch.float16}, "float16 would need its loss scaled"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused(change, why):
+    with pytest.raises(ValueError, match=why):
+        training.Recipe(**{**RECIPE, **change})
+
+
+def test_progress_is_shown(capsys):
+    training.train(new_model(), unequal_batches(12), training.Recipe(**RECIPE), unequal_batches(2))
+    shown = capsys.readouterr().err
+    assert "12/12" in shown
+    assert "validation" in shown
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_trains_on_a_file_with_a_bpe(tmp_path, capsys):
+    path = tmp_path / "notes.txt"
+    path.write_text(data.load_corpus()[:20_000], encoding="utf-8")
+    command = ["--corpus", str(path), "--vocab-size", "300", "--model", "llama", *COMMAND[2:], "--steps", "4"]
+    train.main([*command, "--folder", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "bits a byte" in said
+    train.main([*command, "--folder", str(tmp_path / "run")])
+    assert "all steps were made before" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="holds a run of another model"):
+        train.main([*command, "--layers", "2", "--folder", str(tmp_path / "run")])
+
+
+def test_the_command_trains_on_storyland(tmp_path, capsys):
+    train.main(["--corpus", "storyland", *COMMAND[2:], "--steps", "4", "--folder", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "above the floor of 0.4248" in said
+    assert "sentences in 100 stories are allowed" in said
