@@ -10,11 +10,11 @@ from tfmlib.models.llama import LlamaConfig
 Config = GPTConfig | LlamaConfig
 
 
-def _is_gpt(config: Config) -> bool:
-    """True for a GPT, False for a Llama. Raises TypeError for anything else."""
+def mlp_matrices(config: Config) -> int:
+    """How many matrices of C x F an MLP has: 2 in a GPT, 3 in a Llama. Raises TypeError for another config."""
     if not isinstance(config, Config):
         raise TypeError(f"config must be a GPTConfig or a LlamaConfig, got {type(config).__name__}")
-    return isinstance(config, GPTConfig)
+    return 2 if isinstance(config, GPTConfig) else 3
 
 
 def count_parameters(config: Config) -> int:
@@ -31,15 +31,12 @@ def count_parameters(config: Config) -> int:
     """
     C, F, V = config.d_model, config.d_ff, config.vocab_size
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    projections = 2 * C * q + 2 * C * kv
-    if _is_gpt(config):
-        layer = projections + (q + 2 * kv + C) + 2 * C * F + (F + C) + 2 * 2 * C
-        rest = 2 * C + config.context_length * C
-    else:
-        layer = projections + 3 * C * F + 2 * C
-        rest = C
-    tables = V * C if config.tied else 2 * V * C
-    return config.n_layers * layer + rest + tables
+    layer = 2 * C * q + 2 * C * kv + mlp_matrices(config) * C * F + 2 * C
+    rest = C + (V * C if config.tied else 2 * V * C)
+    if isinstance(config, GPTConfig):
+        layer += (q + 2 * kv + C) + (F + C) + 2 * C  # biases of the projections, of the MLP, and of the norms
+        rest += C + config.context_length * C
+    return config.n_layers * layer + rest
 
 
 def forward_flops(config: Config, B: int, T: int, S: int | None = None) -> int:
@@ -55,7 +52,7 @@ def forward_flops(config: Config, B: int, T: int, S: int | None = None) -> int:
     S = T if S is None else S
     C, F, V = config.d_model, config.d_ff, config.vocab_size
     q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    weights = 2 * C * q + 2 * C * kv + (2 if _is_gpt(config) else 3) * C * F
+    weights = 2 * C * q + 2 * C * kv + mlp_matrices(config) * C * F
     layer = 2 * B * T * weights + 4 * B * T * S * q
     return config.n_layers * layer + 2 * B * T * C * V
 
@@ -96,14 +93,14 @@ def training_bytes(
     matrices of T x T a head; short-lived tensors are not in it. Raises TypeError for another config.
     """
     C, F, V, H = config.d_model, config.d_ff, config.vocab_size, config.n_heads
-    kept = 2 if _is_gpt(config) else 4  # tensors of width F that an MLP keeps
+    kept = 2 if isinstance(config, GPTConfig) else 4  # tensors of width F that an MLP keeps
     layer = B * T * (6 * C + 4 * H * config.head_dim + kept * F) + 2 * B * H * T * T
     end = 3 * B * T * C + 3 * B * T * V
     if checkpointing:
         activations = config.n_layers * B * T * C + max(layer + B * T * F, end)
     else:
         activations = config.n_layers * layer + end
-    n = count_parameters(config)
+    n = count_parameters(config)  # a TypeError, too, for another config
     elements = {"weights": n, "gradients": n, "optimizer": 2 * n, "activations": activations}
     found = {name: count * bytes_per_element for name, count in elements.items()}
     return {**found, "total": sum(found.values())}

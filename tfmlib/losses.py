@@ -11,11 +11,6 @@ from torch import Tensor
 IGNORE = -100  # the label of what is not counted
 
 
-def _wide(x: Tensor) -> Tensor:
-    """x in float32, or in its own dtype where that is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def shift_labels(ids: Tensor, is_token: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What a model reads and what it should say next: ids (B, T) -> inputs, labels, (B, T-1) both.
 
@@ -45,7 +40,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         came = f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}"
         raise ValueError(f"logits need the shape of the labels and one axis more, the vocabulary; got {came}")
     counted = labels != IGNORE
-    log_p = torch.log_softmax(_wide(logits), dim=-1)  # (..., V)
+    log_p = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)  # (..., V)
     chosen = log_p.gather(-1, labels.masked_fill(~counted, 0).unsqueeze(-1)).squeeze(-1)  # (...)
     return -chosen.masked_fill(~counted, 0.0).sum() / counted.sum().clamp(min=1)
 
@@ -104,7 +99,7 @@ def group_advantages(rewards: Tensor) -> Tensor:
     >>> group_advantages(torch.tensor([[0.0, 0.0, 0.0, 2.0], [0.1, 0.1, 0.1, 0.1]])).tolist()[1]
     [0.0, 0.0, 0.0, 0.0]
     """
-    rewards = _wide(rewards)
+    rewards = rewards.to(torch.promote_types(rewards.dtype, torch.float32))
     centred = rewards - rewards.mean(1, keepdim=True)
     std = centred.square().mean(1, keepdim=True).sqrt()  # (G, 1)
     equal = rewards.amax(1, keepdim=True) == rewards.amin(1, keepdim=True)  # their mean may be off by a rounding
@@ -122,6 +117,6 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, is_token: Tensor
     >>> policy_gradient_loss(torch.tensor([[-1.0, -3.0]]), torch.tensor([2.0]), torch.tensor([[True, True]]))
     tensor(4.)
     """
-    log_probs = _wide(log_probs).masked_fill(~is_token, 0.0)
-    weighted = advantages.detach().unsqueeze(1) * log_probs  # (B, T)
+    wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
+    weighted = advantages.detach().unsqueeze(1) * wide.masked_fill(~is_token, 0.0)  # (B, T)
     return -weighted.sum() / is_token.sum().clamp(min=1)
