@@ -89,6 +89,19 @@ def check(options: argparse.Namespace) -> int:
     return 1 if failed or not found else 0
 
 
+def train(options: argparse.Namespace) -> int:
+    """Train a small model on a text, with your own pieces where they are kept (tfm train --help lists the options)."""
+    from tfmlib import train as training_command
+    from tfmlib.course import workshop
+
+    loaded, problems = workshop.load(_mine(options.mine))
+    for problem in problems:
+        print(problem)
+    print(f"your own {', '.join(loaded)}" if loaded else "none of your own pieces yet: the reference trains")
+    training_command.main(options.rest)
+    return 0
+
+
 def _is_defined_in(value, file: Path) -> bool:
     from tfmlib.course.check import source_file
 
@@ -162,8 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tfm", description="Transformers, from Input to Inference: the course.")
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    def add(name, function):
-        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+    def add(name, function, **settings):
+        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__, **settings)
         command.set_defaults(run=function)
         return command
 
@@ -175,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = add("check", check)
     command.add_argument("files", nargs="*", help="Python files that define pieces (default: the kept pieces)")
     command.add_argument("--mine", help="the folder of kept pieces (default: work/mine)")
+    command = add("train", train, add_help=False)
+    command.add_argument("--mine", help="the folder of kept pieces (default: work/mine)")
     command = add("notebooks", make_notebooks)
     command.add_argument("--check", action="store_true", help="write nothing; fail if one is out of date")
     add("site", site)
@@ -183,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--force", action="store_true", help="grade again what has been graded")
     command.add_argument("--demo", action="store_true", help="grade five made-up learners in _build/grade-demo")
 
-    options = parser.parse_args(arguments)
+    options, options.rest = parser.parse_known_args(arguments)
+    if options.rest and options.run is not train:
+        parser.error(f"unrecognized arguments: {' '.join(options.rest)}")
     try:
         return options.run(options)
     except FileNotFoundError as error:
