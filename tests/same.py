@@ -1,10 +1,12 @@
 """The one comparison helper, the one source of random numbers, and what a broken promise is."""
 
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,6 +48,28 @@ def seeded(seed: int) -> Iterator[None]:
             os.environ[SEED_VARIABLE] = old
 
 
+def random_states() -> dict[str, tuple]:
+    """The states of the process's own random generators. Equal states compare equal."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": tuple(torch.get_rng_state().tolist()),
+        "Python": random.getstate(),
+        "NumPy": (name, tuple(keys.tolist()), *rest),
+    }
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Within the block these generators may be moved; afterwards they are as they were."""
+    ours, pythons, numpys = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(ours)
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+
+
 def expect(condition: bool, message: str) -> None:
     """Break the promise with this message unless the condition holds."""
     if not condition:
@@ -77,7 +101,10 @@ def same(got: Tensor, want: Tensor, what: str) -> None:
     else:
         differ = got != want
     if differ.any():
-        raise Broken(f"{what}: expected {_at(want, differ)}, got {_at(got, differ)} {_where(differ)}")
+        expected, came = (_at(x, differ) for x in (want, got))
+        if expected == came:
+            expected, came = (_at(x, differ, digits=12) for x in (want, got))
+        raise Broken(f"{what}: expected {expected}, got {came} {_where(differ)}")
 
 
 def alike(got, want) -> bool:
@@ -177,9 +204,9 @@ def _first(where: Tensor) -> tuple[int, ...]:
     return tuple(where.nonzero()[0].tolist())
 
 
-def _at(x: Tensor, where: Tensor) -> str:
+def _at(x: Tensor, where: Tensor, digits: int = 4) -> str:
     value = x[_first(where)].item()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def _where(where: Tensor) -> str:

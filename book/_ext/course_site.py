@@ -40,9 +40,18 @@ def load_nothing_from_elsewhere(app, pagename, templatename, context, doctree):
     context["script_files"] = [s for s in scripts if "thebe" not in f"{s} {getattr(s, 'attributes', '')}".lower()]
 
 
+def load_the_calculator(app, pagename, templatename, context, doctree):
+    """The calculator's style and scripts, on its page only."""
+    if pagename == "book/costs":
+        app.add_css_file("calculator.css")
+        app.add_js_file("costs.js", loading_method="defer")
+        app.add_js_file("calculator.js", loading_method="defer")
+
+
 def setup(app):
     app.config.html_static_path.append(str(ASSETS))
     app.connect("builder-inited", copy_assets)
+    app.connect("html-page-context", load_the_calculator)
     app.connect("html-page-context", keep_only_working_launch_buttons, priority=900)
     app.connect("html-page-context", load_nothing_from_elsewhere, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -5,7 +5,7 @@ from textwrap import fill
 
 import torch
 
-from book.figures import Figure, claim, draw, one_thread, weights_from
+from figures import Figure, claim, draw, one_thread, weights_from
 from tfmlib import losses, train, training
 from tfmlib.models.gpt import GPT, GPTConfig
 

@@ -224,6 +224,12 @@ def _writing_to(stream, buffer: io.StringIO) -> Iterator[None]:
             del stream.write
 
 
+def _set_deterministic(wanted: bool) -> None:
+    """Torch loads its compiler, seconds long, to set this: so only where it was changed."""
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
 @contextlib.contextmanager
 def state_kept() -> Iterator[None]:
     """Undo what the block does to torch's and Python's settings; let torch use one thread within it.
@@ -236,7 +242,7 @@ def state_kept() -> Iterator[None]:
         undo.callback(torch.set_default_dtype, torch.get_default_dtype())
         undo.callback(torch.set_default_device, torch.get_default_device())
         undo.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        undo.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+        undo.callback(_set_deterministic, torch.are_deterministic_algorithms_enabled())
         undo.callback(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled())
         undo.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         undo.callback(random.setstate, random.getstate())

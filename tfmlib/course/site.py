@@ -26,6 +26,7 @@ def build(top: Path) -> Path:
     page = target / "html" / "index.html"
     if ended.returncode or not page.is_file():
         raise RuntimeError("the site was not built: the warnings and errors above say why")
+    shutil.copytree(top / "book" / "_static", target / "html" / "_static", dirs_exist_ok=True)  # Sphinx may miss changes
     key_file.write_text(key)
     return page
 
