@@ -93,8 +93,8 @@ def group_advantages(rewards: Tensor) -> Tensor:
     """How much better each answer is than its group: rewards (G, n) -> (G, n).
 
     (reward - mean) / std over the n answers to one question, with the biased std (divided by n) and no epsilon. Where
-    all answers of a group have equal rewards, there is nothing to learn: exactly 0. Computed in float32, or in the
-    rewards' dtype where that is wider; the result has that dtype. Shao et al. (2024), section 4.1.1.
+    all answers of a group have equal rewards, there is nothing to learn: exactly 0. Computed in float32, or in float64
+    for rewards in float64; the result has that dtype. Shao et al. (2024), section 4.1.1.
 
     >>> group_advantages(torch.tensor([[0.0, 0.0, 0.0, 2.0], [0.1, 0.1, 0.1, 0.1]])).tolist()[1]
     [0.0, 0.0, 0.0, 0.0]
@@ -118,5 +118,5 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, is_token: Tensor
     tensor(4.)
     """
     wide = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32))
-    weighted = advantages.detach().unsqueeze(1) * wide.masked_fill(~is_token, 0.0)  # (B, T)
+    weighted = advantages.detach().to(wide.dtype).unsqueeze(1) * wide.masked_fill(~is_token, 0.0)  # (B, T)
     return -weighted.sum() / is_token.sum().clamp(min=1)

@@ -1,5 +1,6 @@
 """How weights move: AdamW, learning-rate schedules, clipping, and which weights decay."""
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -104,7 +105,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.tensor(0.0)
-    wide = torch.promote_types(gradients[0].dtype, torch.float32)
+    wide = functools.reduce(torch.promote_types, [g.dtype for g in gradients], torch.float32)
     norm = torch.stack([torch.linalg.vector_norm(g, dtype=wide) for g in gradients]).norm()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     scale = torch.where(norm.isfinite(), scale, 1.0)

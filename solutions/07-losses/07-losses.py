@@ -110,7 +110,7 @@ begin("07-losses")
 #
 # **Contract.** `(reward - mean) / std` over the `n` rewards of a group, with the biased std (divided by `n`) and no
 # epsilon. Where all rewards of a group are equal: exactly 0, also where their mean is off by a rounding. Compute in
-# float32, or in the rewards' dtype where that is wider; the result has that dtype. Rewards may be integers.
+# float32, or in float64 for rewards in float64; the result has that dtype. Rewards may be integers.
 #
 # **Example.** `[0, 0, 0, 2]`: the mean is 0.5 and the std 0.866, so the advantages are -0.577 three times, and 1.732.
 

@@ -20,6 +20,7 @@
 # - You need: the lesson *Optimizers*, and `torch.no_grad`. Time: about two hours.
 
 # %% setup="08-optim"
+import functools
 import math
 from collections.abc import Iterable
 

@@ -50,6 +50,10 @@ def learners() -> list[Learner]:
                 "The heads come out as a, b, a, b",
                 "x is overwritten by its norm",
                 "Source padding is hidden in the encoder, but not in the cross-attention",
+                "Each answer is averaged, then the answers",
+                "The decay is added to the gradient, as in plain Adam",
+                "in which a label of a small micro-batch weighs more",
+                "Scores are counted for the K key heads",
             ),
         ),
         Learner("half", half, "some pieces of each lab done"),
@@ -65,6 +69,10 @@ _WRONG = {
     "04-heads": "repeat_kv",
     "05-blocks": "PreNormBlock",
     "06-models": "Seq2Seq",
+    "07-losses": "policy_gradient_loss",
+    "08-optim": "AdamW",
+    "09-training": "accumulate_gradients",
+    "10-costs": "forward_flops",
 }
 
 

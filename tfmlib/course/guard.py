@@ -69,6 +69,9 @@ def _entrance(reference: Callable) -> str:
     return "__init__" if inspect.isclass(reference) else "__code__"
 
 
+_closed: list[tuple[Callable, str, object]] = []  # of torch's, just now: whose, which attribute, what belongs there
+
+
 @contextlib.contextmanager
 def left_as_found(name: str) -> Iterator[None]:
     """Undo what an interrupt in the middle of a guarded call may have left behind."""
@@ -80,6 +83,8 @@ def left_as_found(name: str) -> Iterator[None]:
         yield
     finally:
         setattr(reference, part, own)
+        while _closed:
+            setattr(*_closed.pop())
         while torch._C._len_torch_function_stack() > functions:
             torch._C._pop_torch_function_stack()
         while torch._C._len_torch_dispatch_stack() > operations:
@@ -106,18 +111,61 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
         setattr(reference, part, own)
 
 
+def _can_be_closed(thing: Callable) -> bool:
+    """Whether something of torch's is written in Python: a class, or a function whose code can be exchanged."""
+    if inspect.isclass(thing):
+        return True
+    code = getattr(inspect.unwrap(thing), "__code__", None)
+    return code is not None and not code.co_freevars
+
+
+def _raises_shortcut(said: str) -> Callable:
+    """What stands in for something of torch's. It uses no name from outside, so that its code can be lent."""
+    source = f"""
+def called(*args, **kwargs):
+    from tfmlib.course.guard import Shortcut
+
+    raise Shortcut({said!r})
+"""
+    made: dict = {}
+    exec(source, made)
+    return made["called"]
+
+
+@contextlib.contextmanager
+def _torch_closed(thing: Callable, stand_in: Callable) -> Iterator[None]:
+    """Within the block a class or function of torch's cannot be called, however deep inside torch, by anybody.
+
+    An optimizer, say, is no torch function and leaves no trace among the operations: only so can it be seen.
+    """
+    part = _entrance(thing)
+    owner = inspect.unwrap(thing)
+    _closed.append((owner, part, getattr(owner, part)))
+    setattr(owner, part, stand_in if part == "__init__" else stand_in.__code__)
+    try:
+        yield
+    finally:
+        setattr(*_closed[-1])
+        _closed.pop()
+
+
 def guarded(piece: Callable, name: str, forbidden: list[Callable | str]) -> Callable:
     """The piece, whose calls raise Shortcut for something forbidden and Broken for a changed argument.
 
-    `forbidden` holds torch functions, and beginnings of names of torch's operations. The reference is always forbidden.
+    `forbidden` holds functions and classes of torch, and beginnings of names of torch's operations. The reference is
+    always forbidden.
     """
-    functions = [f for f in forbidden if not isinstance(f, str)]
     operations = tuple(f for f in forbidden if isinstance(f, str))
+    functions = [f for f in forbidden if not isinstance(f, str)]
+    closed = [(f, _raises_shortcut(_said(name, f"torch's own `{f.__name__}`"))) for f in functions if _can_be_closed(f)]
+    functions = [f for f in functions if not _can_be_closed(f)]
 
     @contextlib.contextmanager
     def watch() -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_reference_closed(piece, name))
+            for thing, stand_in in closed:
+                stack.enter_context(_torch_closed(thing, stand_in))
             if operations:
                 stack.enter_context(_WatchOperations(name, operations))
             if functions:

@@ -26,7 +26,8 @@ def build(top: Path) -> Path:
     page = target / "html" / "index.html"
     if ended.returncode or not page.is_file():
         raise RuntimeError("the site was not built: the warnings and errors above say why")
-    shutil.copytree(top / "book" / "_static", target / "html" / "_static", dirs_exist_ok=True)  # Sphinx may miss changes
+    # Sphinx copies these only when it writes a page.
+    shutil.copytree(top / "book" / "_static", target / "html" / "_static", dirs_exist_ok=True)
     key_file.write_text(key)
     return page
 
