@@ -1,5 +1,6 @@
 """The one comparison helper, the one source of random numbers, and what a broken promise is."""
 
+import functools
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -68,6 +69,12 @@ def random_states_kept() -> Iterator[None]:
         torch.set_rng_state(ours)
         random.setstate(pythons)
         np.random.set_state(numpys)
+
+
+@functools.cache
+def first_optimizer() -> None:
+    """Make one: torch then loads parts of itself, seconds long, for which no learner's code should have to answer."""
+    torch.optim.SGD([torch.zeros(1)])
 
 
 def expect(condition: bool, message: str) -> None:

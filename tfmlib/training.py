@@ -73,10 +73,10 @@ def save_checkpoint(path: str | Path, model: nn.Module, optimizer: torch.optim.O
     """Write all that training needs to go on to a file, which is whole at every moment.
 
     `torch.save` of {"model": its state_dict, "optimizer": its state_dict, "step": step, "random": the states of the
-    random generators of torch ("torch", and "cuda", a list), Python ("python") and NumPy ("numpy")}, in a form that
-    loads with weights_only=True. It is written to `path`.partial beside it, which then takes the place of `path`. If
-    this fails, `path` is as it was, and nothing else is left. A killed process may leave `path`.partial, which the next
-    call replaces.
+    random generators of torch ("torch", and "cuda", a list), Python ("python", what random.getstate gives) and NumPy
+    ("numpy", what np.random.get_state gives, its array as a list)}. It loads with weights_only=True. It is written to
+    `path`.partial beside it, which then takes the place of `path`. If this fails, the error is raised, `path` is as it
+    was, and nothing else is left. A killed process may leave `path`.partial, which the next call replaces.
     """
     path = Path(path)
     partial = path.with_name(f"{path.name}.partial")

@@ -160,6 +160,7 @@ def examine(piece: Callable, name: str | None = None, *, seconds: float = limits
         return Report(name, tuple(_result(test, FAILED, _not_callable(name, piece)) for test in tests))
     forbidden = getattr(check_module(name), "FORBIDDEN", {}).get(name, [])
     watched = guarded(piece, name, forbidden)
+    getattr(check_module(name), "before_the_clock", lambda: None)()
     results: list[Result] = []
     hint = None
     with contextlib.ExitStack() as stack:

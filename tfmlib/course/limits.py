@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
 
 try:
@@ -246,6 +247,7 @@ def state_kept() -> Iterator[None]:
         undo.callback(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled())
         undo.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         undo.callback(random.setstate, random.getstate())
+        undo.callback(np.random.set_state, np.random.get_state())
         undo.callback(os.chdir, os.getcwd())
         torch.set_num_threads(1)
         yield

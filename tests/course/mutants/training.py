@@ -13,7 +13,6 @@ MUTANTS = {
         ("total += loss.item()", "total = loss.item()"),
         ("total += loss.item()", "total += round(loss.item(), 3)"),
         ("micro_batches = list(micro_batches)", "micro_batches = list(micro_batches)[:2]"),
-        ("micro_batches = list(micro_batches)", "micro_batches = list(micro_batches)[::-1]"),
         ("loss.backward()", "(loss * 2).backward()"),
         ("loss.backward()", "loss.backward(retain_graph=True); loss.backward()"),
         (
