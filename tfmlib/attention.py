@@ -63,13 +63,13 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
     >>> attention_weights(torch.zeros(1, 2), torch.zeros(4, 2))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    scores = q / math.sqrt(q.shape[-1]) @ k.mT  # (..., T, S)
+    scores = q / math.sqrt(q.shape[-1]) @ k.contiguous().mT  # (..., T, S)
     if mask is None:
         return softmax(scores)
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool, True where visible; got {mask.dtype}")
     blind = ~mask.any(-1, keepdim=True)  # (..., T, 1): softmax of nothing is 0/0
-    scores = scores.masked_fill(~mask & ~blind, -math.inf)
+    scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask & ~blind, -math.inf)
     weights = softmax(scores)
     return weights.masked_fill(blind, 0.0) if blind.any() else weights
 

@@ -488,7 +488,6 @@ def longer() -> tuple[Figure, dict]:
     run, found = live(), recorded("storyland.json")
     floor = found["floor"]
     above = found["losses"][-1] - floor
-    claim(above < 0.05, "the longer run is within 0.05 nats of the floor")
 
     def paint(canvas):
         ax = canvas.subplots()
@@ -502,6 +501,8 @@ def longer() -> tuple[Figure, dict]:
 
     others = sorted(found["other_seeds"].values(), key=lambda end: end["all"])
     worst = max(("home", "thing", "colour", "other"), key=lambda kind: others[-1][kind])
+    claim(above < 0.05, "the longer run is within 0.05 nats of the floor")
+    claim(others[-1][worst] > 1, "with the worst seed a kind of word is still a guess")
     texts = {
         "long_above": f"{above:.3f}",
         "long_steps": f"{found['steps'][-1]:,}",
@@ -536,11 +537,11 @@ def shakespeare() -> tuple[Figure, dict]:
 
     end, theirs = found["validation_losses"][-1], found["published_lr"]["validation_loss"]
     claim(abs(theirs - 1.88) < 0.05, "with nanoGPT's learning rate the loss is about nanoGPT's")
+    claim(found["command"].endswith("tfmlib.train --corpus tinyshakespeare --lr 2e-3"), "the command is on the page")
     claim(end < theirs - 0.03, "with twice the learning rate it is lower")
 
     texts = {
         "shake_theirs": f"{theirs:.2f}",
-        "shake_command": found["command"],
         "shake_end": f"{end:.2f}",
         "shake_seconds": f"{found['seconds']:.0f}",
         "shake_date": found["date"],
