@@ -94,14 +94,10 @@ begin("09-training")
 #
 # **Contract.** `torch.save` a dictionary to `path`:
 #
-# ```
-# "model", "optimizer"   what state_dict() gives
-# "step"                 the number
-# "random"               {"torch":  torch.get_rng_state(),
-#                         "cuda":   torch.cuda.get_rng_state_all(), or [] where there is no CUDA,
-#                         "python": random.getstate(),
-#                         "numpy":  np.random.get_state(), with its array as a list}
-# ```
+# - `"model"` and `"optimizer"`: what their `state_dict()` gives; `"step"`: the number,
+# - `"random"`: a dictionary of the states of four generators. `"torch"`, by `torch.get_rng_state`. `"cuda"`, by
+#   `torch.cuda.get_rng_state_all`, or an empty list where there is no CUDA. `"python"`, by `random.getstate`.
+#   `"numpy"`, by `np.random.get_state`, but with its array as a list.
 #
 # It must load with `weights_only=True`. **The file at `path` is whole at every moment**: write to `path` with
 # `.partial` at the end, then let that file take the place of `path` with `os.replace`, in one move. If anything fails,
