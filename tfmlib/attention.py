@@ -70,8 +70,7 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tenso
         raise TypeError(f"mask must be bool, True where visible; got {mask.dtype}")
     blind = ~mask.any(-1, keepdim=True)  # (..., T, 1): softmax of nothing is 0/0
     scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask & ~blind, -math.inf)
-    weights = softmax(scores)
-    return weights.masked_fill(blind, 0.0) if blind.any() else weights
+    return softmax(scores).masked_fill(blind, 0.0)
 
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

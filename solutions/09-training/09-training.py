@@ -139,6 +139,8 @@ from tfmlib.models.gpt import GPT, GPTConfig
 land = storyland.Storyland()
 sizes = {"n_layers": 2, "d_model": 64, "n_heads": 4}
 config = GPTConfig(**sizes, vocab_size=len(land.vocabulary), context_length=land.longest)
+
+# %%
 torch.manual_seed(0)
 model = GPT(config)
 batch = next(land.batches(4, torch.Generator().manual_seed(0)))
