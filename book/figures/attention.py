@@ -3,18 +3,16 @@
 import math
 import statistics
 import time
-import weakref
 
 import torch
 import torch.nn.functional as F
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from tfmlib import attention
 
 from . import Figure, cells, colour, draw, ink, one_thread, rng
+from .meters import kept_bytes, peak_bytes
 
 # --- by hand -----------------------------------------------------------------------------------------------------
 
@@ -223,53 +221,6 @@ def counted(lengths: tuple[int, ...] = (512, 4096, 32768)) -> dict[str, str]:
     return {**texts, "layer": f"{layer / 1e9:.1f} GB", "layers": f"{12 * layer / 1e9:.0f} GB"}
 
 
-class _Meter(TorchDispatchMode):
-    """Adds up the bytes of the tensors that are alive at the same time, and keeps the peak."""
-
-    def __init__(self):
-        super().__init__()
-        self.live, self.peak, self.seen = 0, 0, weakref.WeakSet()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage() not in self.seen:
-                storage = tensor.untyped_storage()
-                self.seen.add(storage)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._free, storage.nbytes())
-        return out
-
-    def _free(self, n_bytes: int) -> None:
-        self.live -= n_bytes
-
-
-def _peak_bytes(function, *inputs: Tensor) -> int:
-    """The most bytes that tensors made by `function` hold at the same time, the inputs left out."""
-    with _Meter() as meter:
-        function(*inputs)
-    return meter.peak
-
-
-def _kept_bytes(function, *inputs: Tensor) -> int:
-    """What autograd holds between forward and backward, the inputs themselves left out."""
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    known = {x.untyped_storage().data_ptr() for x in leaves}
-    kept = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = function(*leaves)
-    del out
-    return sum(kept.values())
-
-
 def _seconds(function, cases: list[tuple[Tensor, ...]], repeats: int = 9) -> list[float]:
     """Median processor time of a call for each case, on one core; the cases take turns."""
     torch.empty(31 * 2**20, dtype=torch.uint8)  # once freed, glibc keeps blocks of up to this size at hand
@@ -300,9 +251,9 @@ def cost(
     rows = [
         {
             "time": seconds,
-            "peak": _peak_bytes(plain, *case),
-            "kept": _kept_bytes(plain, *case),
-            "fused": _kept_bytes(fused, *case),
+            "peak": peak_bytes(plain, *case),
+            "kept": kept_bytes(plain, *case),
+            "fused": kept_bytes(fused, *case),
             "scores": 4 * T * T,
         }
         for T, case, seconds in zip(lengths, cases, _seconds(plain, cases), strict=True)

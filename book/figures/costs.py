@@ -15,7 +15,7 @@ from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
 from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
-from .attention import _Meter
+from .meters import Meter
 
 GIB = 2**30
 H100 = {"flops": 989e12, "sparse": 1979e12, "bytes": 3.35e12, "memory": 80e9}  # SXM, bf16; NVIDIA's data sheet
@@ -318,7 +318,7 @@ def kept(C: int = 64, H: int = 4, T: int = 48, B: int = 2) -> dict[str, str]:
     return {f"kept-{part}": f"{count:,.0f}" for part, count in {**found, "block": sum(found.values())}.items()}  # GPT's
 
 
-class _Alive(_Meter):
+class _Alive(Meter):
     """The bytes of all tensors that are alive, those that were there before included."""
 
     def __init__(self, before: Iterable[Tensor]):

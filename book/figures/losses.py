@@ -15,7 +15,7 @@ from tfmlib import attention, losses, tokens
 from tfmlib.models import gpt
 
 from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
-from .attention import _kept_bytes, _peak_bytes
+from .meters import kept_bytes, peak_bytes
 from .tokens import english
 
 N_LETTERS = 26
@@ -778,12 +778,12 @@ def costs(N: int = 512, V: int = 8192, C: int = 64, n_chunks: int = 8, seed: int
     found = {}
     for name, function in (("whole", whole), ("chunked", chunked)):
         leaves = [x.clone().requires_grad_() for x in (hidden, weight)]
-        peak = _peak_bytes(function, *leaves)
+        peak = peak_bytes(function, *leaves)
         found[name] = peak, leaves[0].grad, leaves[1].grad
     for ours, other in zip(found["whole"][1:], found["chunked"][1:], strict=True):
         torch.testing.assert_close(ours, other)
     logits = N * V * 4
-    kept = _kept_bytes(lambda x: losses.cross_entropy(x, labels), torch.randn(N, V, generator=generator))
+    kept = kept_bytes(lambda x: losses.cross_entropy(x, labels), torch.randn(N, V, generator=generator))
     gpt2 = 8 * 1024 * 50257 * 4
     return {
         "cost-gpt2": f"{gpt2 / 1e9:.2f} GB",
