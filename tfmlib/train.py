@@ -143,6 +143,7 @@ def _run(options: argparse.Namespace, device: torch.device, first: bool) -> None
         warmup=options.warmup,
         autocast=torch.bfloat16 if options.bf16 else None,
         recompute=options.recompute,
+        fused=options.fused,
         evaluate_every=options.evaluate_every,
         save_every=options.save_every,
     )
@@ -239,6 +240,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--save-every", type=int, default=250, help="steps")
     add("--bf16", action="store_true", help="matrix products in bfloat16")
     add("--recompute", action="store_true", help="activation checkpointing: less memory, one more forward pass")
+    add("--fused", action="store_true", help="norms, attention and AdamW in PyTorch's fused kernels")
     add("--folder", help="of the run (default: runs/CORPUS)")
     add("--seed", type=int, default=0)
     add("--quiet", action="store_true", help="no progress bar")

@@ -5,6 +5,7 @@ step's micro-batches, and all make the same step.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -16,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tfmlib import losses, optim
+from tfmlib import attention, blocks, losses, optim
 
 Batch = tuple[Tensor, Tensor]  # inputs and labels, (B, T) each
 
@@ -141,6 +143,7 @@ class Recipe:
     max_norm: float = 1.0  # of the gradient
     autocast: torch.dtype | None = None  # torch.bfloat16: matrix products in half the bytes
     recompute: bool = False  # activation checkpointing: forget what is inside a block, compute it again
+    fused: bool = False  # norms, attention and AdamW in PyTorch's fused kernels: the same numbers, up to rounding
     evaluate_every: int = 250  # steps
     save_every: int = 250  # steps
 
@@ -193,7 +196,8 @@ def train(
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if recipe.micro_batches < world:
         raise ValueError(f"micro_batches={recipe.micro_batches} a step must be at least the {world} processes")
-    optimizer = optim.AdamW(optim.parameter_groups(model, recipe.weight_decay), recipe.lr_peak, recipe.betas)
+    make = functools.partial(torch.optim.AdamW, fused=True) if recipe.fused else optim.AdamW
+    optimizer = make(optim.parameter_groups(model, recipe.weight_decay), recipe.lr_peak, recipe.betas)
     start = 0
     if path is not None and Path(path).exists():
         start = load_checkpoint(path, model, optimizer)
@@ -204,7 +208,8 @@ def train(
     records = []
     model.train()
     bar = _bar(recipe.steps, start, hidden=not progress or rank > 0)
-    with bar, _recomputing(model, recipe.recompute), _casting(model, recipe.autocast):
+    kernels = fused_kernels(model) if recipe.fused else contextlib.nullcontext()
+    with bar, kernels, _recomputing(model, recipe.recompute), _casting(model, recipe.autocast):
         for step in range(start, recipe.steps):
             own = [_on_device(batch, model) for batch in itertools.islice(stream, recipe.micro_batches)][rank::world]
             optimizer.zero_grad()
@@ -233,6 +238,37 @@ def train(
             bar.update()
             bar.set_postfix_str(f"loss {loss:.3f}" + (f", validation {score:.3f}" if score is not None else ""))
     return records
+
+
+@contextlib.contextmanager
+def fused_kernels(model: nn.Module) -> Iterator[None]:
+    """Within the block the norms of `model`, and attention, run in PyTorch's fused kernels: the same numbers, sooner.
+
+    A kernel passes over memory once, where the written-out formula passes once for each of its operations. Every
+    `blocks.LayerNorm` and `blocks.RMSNorm` that keeps its epsilon as `eps` is computed by F.layer_norm and F.rms_norm,
+    and `attention.scaled_dot_product_attention` is PyTorch's function of that name, for other models too. Results
+    differ by rounding.
+    """
+    kernels = {blocks.LayerNorm: _layer_norm, blocks.RMSNorm: _rms_norm}
+    norms = [module for module in model.modules() if type(module) in kernels and hasattr(module, "eps")]
+    written_out = attention.scaled_dot_product_attention
+    for norm in norms:
+        norm.forward = functools.partial(kernels[type(norm)], norm)
+    attention.scaled_dot_product_attention = F.scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        for norm in norms:
+            vars(norm).pop("forward", None)
+        attention.scaled_dot_product_attention = written_out
+
+
+def _layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+
+def _rms_norm(norm: nn.Module, x: Tensor) -> Tensor:
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
 
 def _on_device(batch: Batch, model: nn.Module) -> Batch:

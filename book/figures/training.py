@@ -745,6 +745,53 @@ def autocast() -> dict:
     return texts | {"autocast_kept": f"{100 * cast / plain:.0f} %"}
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that PyTorch runs, views aside."""
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@one_thread()
+def fused(B: int = 12, T: int = 64, steps: int = 15) -> dict:
+    """Operations of a norm and of a step, and the time of a step, written out and in fused kernels."""
+    model = gpt(0, L=4, C=128)
+    ids = torch.randint(len(LAND.vocabulary), (B, T + 1), generator=rng(0))
+    batch, x = (ids[:, :-1], ids[:, 1:]), torch.randn(B, T, 128, generator=rng(0), requires_grad=True)
+    kernels = {"plain": contextlib.nullcontext, "fused": functools.partial(training.fused_kernels, model)}
+    decay = optim.parameter_groups(model, 0.1)
+    optimizers = {"plain": optim.AdamW(decay), "fused": torch.optim.AdamW(decay, fused=True)}
+
+    def step(kind):
+        with kernels[kind]():
+            optimizers[kind].zero_grad()
+            training.accumulate_gradients(model, [batch])
+            optim.clip_gradients(model.parameters(), 1.0)
+            optimizers[kind].step()
+
+    texts, seconds = {}, {kind: [] for kind in kernels}
+    for kind in kernels:
+        step(kind)
+        with Operations() as counted:
+            step(kind)
+        texts[f"{kind}_ops"] = f"{counted.n:,}"
+        with kernels[kind](), Operations() as counted:
+            model.norm(x)
+        texts[f"{kind}_norm"] = str(counted.n)
+    for _ in range(steps):
+        for kind, times in seconds.items():
+            start = time.process_time()
+            step(kind)
+            times.append(time.process_time() - start)
+    plain, quick = (sorted(times)[steps // 2] for times in seconds.values())
+    return texts | {"fused_time": f"{quick / plain:.2f}"}
+
+
 def kept_bytes(model: nn.Module, batch: training.Batch, autocast: bool) -> int:
     """The bytes that one forward pass keeps for the backward pass, besides the parameters."""
     kept, own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}

@@ -2,14 +2,16 @@
 
     python -m tests.bench.training [--threads N] [--steps N]
 
-All models take turns, step by step, in one process: forward, loss, backward, clipping, AdamW. tfmlib uses its own
-pieces for all of it, the others PyTorch's. Prints a Markdown table; the one that is kept is in README.md beside this
-file.
+All models take turns, step by step, in one process, in a new order each time: forward, loss, backward, clipping, AdamW.
+tfmlib uses its own pieces for all of it, or, as with `Recipe(fused=True)`, PyTorch's kernels for norms, attention and
+AdamW; the others use PyTorch's defaults. With one thread the time is the processor's, so that other work on the machine
+counts for little. Prints a Markdown table; the one that is kept is in README.md beside this file.
 """
 
 import argparse
 import math
 import platform
+import random
 import statistics
 import time
 from importlib.metadata import version
@@ -138,17 +140,25 @@ def our_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Te
     optimizer.step()
 
 
+def our_fused_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> None:
+    with training.fused_kernels(model):
+        our_step(model, optimizer, batch)
+
+
 def medians(config: GPTConfig, B: int, n_steps: int, device: torch.device) -> dict[str, float]:
     """The median seconds of a step of each model."""
     torch.manual_seed(0)
-    ours = GPT(config).to(device)
+    ours, fused = GPT(config).to(device), GPT(config).to(device)
     peers = {
         "plain PyTorch": Plain(config, fused=False),
         "plain PyTorch, fused attention": Plain(config, fused=True),
         "PyTorch's TransformerEncoder": TorchLayers(config),
         "transformers' GPT-2": HuggingFace(config),
     }
-    runs = {"tfmlib": (our_step, ours, optim.AdamW(ours.parameters(), lr=1e-4))}
+    runs = {
+        "tfmlib": (our_step, ours, optim.AdamW(ours.parameters(), lr=1e-4)),
+        "tfmlib, fused kernels": (our_fused_step, fused, torch.optim.AdamW(fused.parameters(), lr=1e-4, fused=True)),
+    }
     for name, model in peers.items():
         model.to(device).train()
         runs[name] = their_step, model, torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -156,14 +166,18 @@ def medians(config: GPTConfig, B: int, n_steps: int, device: torch.device) -> di
     assert all(sum(p.numel() for p in model.parameters()) == n for _, model, _ in runs.values()), "not the same size"
     ids = torch.randint(config.vocab_size, (B, config.context_length + 1), device=device)
     seconds = {name: [] for name in runs}
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    order, clock = list(runs), time.process_time if alone else time.perf_counter
     for i in range(n_steps + 3):
-        for name, (step, model, optimizer) in runs.items():
-            start = time.perf_counter()
+        random.shuffle(order)
+        for name in order:
+            step, model, optimizer = runs[name]
+            start = clock()
             step(model, optimizer, (ids[:, :-1], ids[:, 1:]))
             if device.type == "cuda":
                 torch.cuda.synchronize()
             if i >= 3:  # the first ones warm up
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
@@ -179,9 +193,10 @@ def main() -> None:
     for title, (L, C, H, V, B, T) in SIZES.items():
         config = GPTConfig(n_layers=L, d_model=C, n_heads=H, vocab_size=V, context_length=T)
         found = medians(config, B, options.steps if C < 200 else max(options.steps // 4, 3), device)
-        print(f"\n{title}\n\n| | ms a step | tfmlib's time as a ratio |\n|---|---|---|")
+        print(f"\n{title}\n\n| | ms a step | tfmlib's time as a ratio | with fused kernels |\n|---|---|---|---|")
         for name, seconds in found.items():
-            print(f"| {name} | {seconds * 1e3:.1f} | {found['tfmlib'] / seconds:.2f} |")
+            ratios = [found[ours] / seconds for ours in ("tfmlib", "tfmlib, fused kernels")]
+            print(f"| {name} | {seconds * 1e3:.1f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
 
 
 if __name__ == "__main__":

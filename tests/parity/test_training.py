@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from tfmlib import data, losses, optim, train, training
+from tfmlib import attention, data, losses, optim, train, training
 from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
@@ -298,6 +298,96 @@ def test_autocast_computes_products_in_bfloat16_and_keeps_float32_weights():
     assert plain[0].loss != low[0].loss
 
 
+# Fused kernels --------------------------------------------------------------------------------------------------------
+
+
+def has_kernels(model):
+    return any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(("kind", "config"), [(GPT, GPTConfig), (Llama, LlamaConfig)])
+@pytest.mark.parametrize("n_kv_heads", [1, 5])
+@pytest.mark.parametrize("padding", [None, "right", "left"])
+def test_fused_kernels_compute_the_same(kind, config, n_kv_heads, padding):
+    torch.manual_seed(5)
+    model = kind(config(**SIZES, n_kv_heads=n_kv_heads, norm_eps=0.03)).double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)  # norms' weights and biases too
+    ids = torch.randint(31, (3, 13), generator=rng())
+    mask = None
+    if padding is not None:  # with padding on the left some queries see nothing at all
+        is_token = torch.arange(13) < torch.tensor([[13], [6], [1]])
+        mask = attention.padding_mask(is_token if padding == "right" else is_token.flip(1))
+    weights = torch.randn(3, 13, 31, dtype=torch.float64, generator=rng(1))
+
+    def results():
+        logits = model(ids, mask=mask)
+        return [logits.detach(), *torch.autograd.grad((logits * weights).sum(), list(model.parameters()))]
+
+    plain = results()
+    with training.fused_kernels(model):
+        assert has_kernels(model)
+        fused = results()
+    for got, want in zip(fused, plain, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    assert any(not torch.equal(got, want) for got, want in zip(fused, plain, strict=True))  # other code did run
+    assert not has_kernels(model)
+    assert all(torch.equal(got, want) for got, want in zip(results(), plain, strict=True))
+
+
+def test_fused_kernels_are_put_back_after_an_error():
+    model, written_out = new_model(), attention.scaled_dot_product_attention
+    with pytest.raises(KeyError), training.fused_kernels(model), training.fused_kernels(model.blocks[0]):
+        raise KeyError
+    assert attention.scaled_dot_product_attention is written_out
+    assert not has_kernels(model)
+
+
+def test_a_norm_without_an_epsilon_of_that_name_stays_itself():
+    model = new_model()
+    del model.norm.eps
+    with training.fused_kernels(model):
+        assert "forward" not in vars(model.norm)
+        assert "forward" in vars(model.blocks[0].norm1)
+
+
+@pytest.mark.parametrize("others", [{}, {"recompute": True}, {"autocast": torch.bfloat16}])
+def test_a_fused_run_makes_the_same_steps(others):
+    runs = {}
+    for fused in (False, True):
+        recipe = training.Recipe(**RECIPE, **others, fused=fused)
+        runs[fused] = training.train(new_model(), unequal_batches(12), recipe, unequal_batches(2), progress=False)
+    close = {"rtol": 1e-4, "atol": 1e-4} if "autocast" not in others else {"rtol": 0.02, "atol": 0.02}
+    for name in ("loss", "norm"):
+        plain, fused = ([getattr(record, name) for record in runs[kind]] for kind in (False, True))
+        torch.testing.assert_close(fused, plain, **close)
+    assert runs[False] != runs[True]
+
+
+@pytest.mark.parametrize("stop", [1, 5, 8])
+def test_a_fused_run_goes_on_bit_for_bit_and_a_plain_one_can_take_it_over(stop, tmp_path):
+    recipe = training.Recipe(**{**RECIPE, "save_every": 1}, fused=True)
+    whole = training.train(new_model(), unequal_batches(12), recipe, progress=False)
+
+    class Stopped(Exception):
+        pass
+
+    def interrupt(record):
+        if record.step + 1 == stop:
+            raise Stopped
+
+    for kind in (True, False):
+        path = tmp_path / f"{kind}.pt"
+        with pytest.raises(Stopped):
+            training.train(new_model(), unequal_batches(12), recipe, (), path, progress=False, on_record=interrupt)
+        rest = training.Recipe(**{**RECIPE, "save_every": 1}, fused=kind)
+        records = training.train(new_model(), unequal_batches(12), rest, (), path, progress=False)
+        if kind:
+            assert records == whole[stop:]
+        else:
+            torch.testing.assert_close([r.loss for r in records], [r.loss for r in whole[stop:]], rtol=1e-4, atol=1e-4)
+
+
 # What train refuses, and what it tells --------------------------------------------------------------------------------
 
 
@@ -369,6 +459,14 @@ def test_the_command_trains_on_a_file_with_a_bpe(tmp_path, capsys):
     assert "all steps were made before" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="holds a run of another model"):
         train.main([*command, "--layers", "2", "--folder", str(tmp_path / "run")])
+
+
+def test_the_command_trains_with_fused_kernels(tmp_path):
+    for name, extra in {"plain": [], "fused": ["--fused"]}.items():
+        train.main([*COMMAND, "--steps", "4", "--folder", str(tmp_path / name), *extra])
+    plain, fused = ([line["loss"] for line in logged(tmp_path / name)] for name in ("plain", "fused"))
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=0)
+    assert fused != plain
 
 
 def test_the_command_trains_on_storyland(tmp_path, capsys):
