@@ -252,15 +252,12 @@ def fused_kernels(model: nn.Module) -> Iterator[None]:
     kernels = {blocks.LayerNorm: _layer_norm, blocks.RMSNorm: _rms_norm}
     norms = [module for module in model.modules() if type(module) in kernels and hasattr(module, "eps")]
     written_out = attention.scaled_dot_product_attention
-    for norm in norms:
-        norm.forward = functools.partial(kernels[type(norm)], norm)
-    attention.scaled_dot_product_attention = F.scaled_dot_product_attention
-    try:
-        yield
-    finally:
-        for norm in norms:
-            vars(norm).pop("forward", None)
-        attention.scaled_dot_product_attention = written_out
+    with _forwards({norm: functools.partial(kernels[type(norm)], norm) for norm in norms}):
+        attention.scaled_dot_product_attention = F.scaled_dot_product_attention
+        try:
+            yield
+        finally:
+            attention.scaled_dot_product_attention = written_out
 
 
 def _layer_norm(norm: nn.Module, x: Tensor) -> Tensor:
@@ -299,28 +296,28 @@ def _sum_over_processes(model: nn.Module, loss: float, own: list[Batch]) -> floa
 
 
 @contextlib.contextmanager
-def _wrapped(modules: Iterable[nn.Module], wrap: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Within the block each module's forward is wrapped."""
-    modules = list(modules)
-    for module in modules:
-        module.forward = wrap(module.forward)
+def _forwards(forwards: dict[nn.Module, Callable]) -> Iterator[None]:
+    """Within the block each module's forward is the function given."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
     try:
         yield
     finally:
-        for module in modules:
-            del module.forward
+        for module, forward in before.items():
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
 
 
 def _recomputing(model: nn.Module, wanted: bool) -> contextlib.AbstractContextManager:
     """Each of `model.blocks` keeps its input only, and is computed once more in the backward pass."""
-
-    def wrap(forward):
-        return lambda *args, **kwargs: checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return _wrapped(model.blocks if wanted else [], wrap)
+    found = model.blocks if wanted else ()
+    return _forwards({block: functools.partial(checkpoint, block.forward, use_reentrant=False) for block in found})
 
 
 def _casting(model: nn.Module, dtype: torch.dtype | None) -> contextlib.AbstractContextManager:
     """The model's matrix products are computed in `dtype`; its weights stay as they are."""
     device = next(model.parameters()).device.type
-    return _wrapped([] if dtype is None else [model], lambda forward: torch.autocast(device, dtype)(forward))
+    return _forwards({} if dtype is None else {model: torch.autocast(device, dtype)(model.forward)})

@@ -10,9 +10,9 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from torch import Tensor
 
 from tfmlib import attention
+from tfmlib.course.meters import kept_bytes, peak_bytes
 
 from . import Figure, cells, colour, draw, ink, one_thread, rng
-from .meters import kept_bytes, peak_bytes
 
 # --- by hand -----------------------------------------------------------------------------------------------------
 

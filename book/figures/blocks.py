@@ -4,7 +4,7 @@ import contextlib
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -14,6 +14,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, blocks, heads, positions
+from tfmlib.course.meters import kept_tensors
 
 from . import Figure, cells, claim, colour, draw, ink, one_thread, rng, weights_from
 
@@ -542,20 +543,11 @@ def training(
 # --- what it costs -----------------------------------------------------------------------------------------------
 
 
-def _kept(function, x: Tensor, known: set[int]) -> int:
-    """How many numbers autograd keeps for the backward pass, storages in `known` (the parameters) left out."""
-    kept = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes() // tensor.itemsize
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = function(x)
-    del out
-    return sum(kept.values())
+def _kept(function, x: Tensor, known: Iterable[Tensor]) -> int:
+    """How many numbers autograd keeps for the backward pass, those of `known` (the parameters) left out."""
+    with kept_tensors(known) as kept:
+        function(x)
+    return sum(tensor.untyped_storage().nbytes() // tensor.itemsize for tensor in kept)
 
 
 def _milliseconds(functions: dict, x: Tensor, repeats: int = 15) -> dict[str, float]:
@@ -588,8 +580,7 @@ def costs(C: int = 256, H: int = 4, T: int = 256) -> dict[str, str]:
         flops[name] = counter.get_total_flops()
     claim(flops["attention"] == 2 * T * (4 * C * C + 2 * T * C), "attention takes 4 C^2 + 2 T C multiply-adds a token")
     claim(flops["mlp"] == 2 * T * 8 * C * C, "the MLP takes 8 C^2 multiply-adds a token")
-    known = {p.untyped_storage().data_ptr() for p in block.parameters()}
-    kept = {name: _kept(part, x, known) / (T * C) for name, part in parts.items()}
+    kept = {name: _kept(part, x, block.parameters()) / (T * C) for name, part in parts.items()}
     spent = _milliseconds(parts, x)
     with torch.device("meta"):
         small = _block("pre-norm", 768, 12)

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tfmlib import attention, blocks, costs, heads, optim, training
+from tfmlib.course.meters import Alive, kept_tensors
 from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
 from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
-from .meters import Meter
 
 GIB = 2**30
 H100 = {"flops": 989e12, "sparse": 1979e12, "bytes": 3.35e12, "memory": 80e9}  # SXM, bf16; NVIDIA's data sheet
@@ -280,53 +280,35 @@ def scores_and_cache() -> dict[str, str]:
     return texts
 
 
-class _Kept:
-    """Counts the numbers that autograd keeps, each tensor once; weights and tensors of less than C a token left out."""
+def _kept_by_part(block: nn.Module, x: Tensor) -> dict[str, float]:
+    """How many numbers for a token autograd keeps in each part of a block, each tensor once, for its first reader.
 
-    def __init__(self, weights: Iterable[Tensor], least: int):
-        self.least, self.counts, self.alive = least, {}, []  # alive: else a freed tensor's address could come again
-        self.seen = {p.untyped_storage().data_ptr() for p in weights}
+    The weights, and tensors of less than C numbers a token, are left out.
+    """
+    B, T, C = x.shape
+    saved, counts = [], {}
 
-    def run(self, part: str, module: nn.Module, x: Tensor, **options) -> Tensor:
-        self.counts[part] = 0
+    def run(part: str, module: nn.Module, x: Tensor, **options) -> Tensor:
+        with kept_tensors([*block.parameters(), *saved]) as kept:
+            out = module(x, **options)
+        saved.extend(kept)
+        sizes = [t.untyped_storage().nbytes() // 4 for t in kept if t.is_floating_point()]
+        counts[part] = sum(n for n in sizes if n >= B * T * C) / (B * T)
+        return out
 
-        def pack(tensor: Tensor) -> Tensor:
-            storage, n = tensor.untyped_storage(), tensor.untyped_storage().nbytes() // 4
-            if tensor.is_floating_point() and n >= self.least and storage.data_ptr() not in self.seen:
-                self.seen.add(storage.data_ptr())
-                self.counts[part] += n
-            self.alive.append(tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            return module(x, **options)
+    x = x + run("attention", block.attention, run("norm", block.norm1, x), mask=attention.causal_mask(T))
+    run("mlp", block.mlp, run("norm2", block.norm2, x))
+    return counts
 
 
 def kept(C: int = 64, H: int = 4, T: int = 48, B: int = 2) -> dict[str, str]:
     """Numbers that wait for the backward pass, in each part of a block, for one token; small tensors left out."""
     sizes = {"n_layers": 1, "d_model": C, "n_heads": H, "vocab_size": 11, "context_length": T}
     for config, tensors in ((LlamaConfig(**sizes, n_kv_heads=2, d_ff=3 * C), 4), (GPTConfig(**sizes), 2)):
-        block = _machine(config).blocks[0]
-        meter = _Kept(block.parameters(), least=B * T * C)
-        x = torch.randn(B, T, C, generator=rng(0)).requires_grad_()
-        normal = meter.run("norm", block.norm1, x)
-        x = x + meter.run("attention", block.attention, normal, mask=attention.causal_mask(T))
-        meter.run("mlp", block.mlp, meter.run("norm2", block.norm2, x))
-        found = {part: count / (B * T) for part, count in meter.counts.items()}
+        found = _kept_by_part(_machine(config).blocks[0], torch.randn(B, T, C, generator=rng(0)).requires_grad_())
         wanted = {"norm": 2 * C, "attention": 5 * C + 2 * H * T, "norm2": 2 * C, "mlp": C + tensors * config.d_ff}
         claim(found == wanted, "what is kept is exactly what the formula says")
     return {f"kept-{part}": f"{count:,.0f}" for part, count in {**found, "block": sum(found.values())}.items()}  # GPT's
-
-
-class _Alive(Meter):
-    """The bytes of all tensors that are alive, those that were there before included."""
-
-    def __init__(self, before: Iterable[Tensor]):
-        super().__init__()
-        for tensor in before:
-            self.seen.add(tensor.untyped_storage())
-            self.live += tensor.untyped_storage().nbytes()
-        self.peak = self.live
 
 
 def peak_bytes(config: costs.Config, B: int, T: int, checkpointing: bool) -> int:
@@ -342,9 +324,9 @@ def peak_bytes(config: costs.Config, B: int, T: int, checkpointing: bool) -> int
     with one_thread(), training._recomputing(model, checkpointing):
         step()  # makes gradients and moments
         states = [s for p in model.parameters() for s in (p, p.grad, *optimizer.state[p].values())]
-        with _Alive(s for s in states if isinstance(s, Tensor)) as meter:
+        with Alive(s for s in states if isinstance(s, Tensor)) as alive:
             step()
-    return meter.peak
+    return alive.peak
 
 
 def memory(B: int = 8, T: int = 128) -> tuple[Figure, dict[str, str]]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tfmlib import attention, losses, tokens
+from tfmlib.course.meters import kept_bytes, peak_bytes
 from tfmlib.models import gpt
 
 from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
-from .meters import kept_bytes, peak_bytes
 from .tokens import english
 
 N_LETTERS = 26

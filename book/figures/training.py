@@ -12,7 +12,6 @@ import math
 import platform
 import tempfile
 import time
-import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from unittest import mock
@@ -20,9 +19,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from tfmlib import attention, costs, losses, optim, storyland, tokens, training
+from tfmlib.course.meters import Alive, kept_tensors, total_bytes
 from tfmlib.models.gpt import GPT, GPTConfig
 
 from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
@@ -764,15 +763,12 @@ def fused(B: int = 12, T: int = 64, steps: int = 15) -> dict:
     ids = torch.randint(len(LAND.vocabulary), (B, T + 1), generator=rng(0))
     batch, x = (ids[:, :-1], ids[:, 1:]), torch.randn(B, T, 128, generator=rng(0), requires_grad=True)
     kernels = {"plain": contextlib.nullcontext, "fused": functools.partial(training.fused_kernels, model)}
-    decay = optim.parameter_groups(model, 0.1)
-    optimizers = {"plain": optim.AdamW(decay), "fused": torch.optim.AdamW(decay, fused=True)}
+    groups = optim.parameter_groups(model, 0.1)
+    optimizers = {"plain": optim.AdamW(groups), "fused": torch.optim.AdamW(groups, fused=True)}
 
     def step(kind):
         with kernels[kind]():
-            optimizers[kind].zero_grad()
-            training.accumulate_gradients(model, [batch])
-            optim.clip_gradients(model.parameters(), 1.0)
-            optimizers[kind].step()
+            loop(model, optimizers[kind], [batch])
 
     texts, seconds = {}, {kind: [] for kind in kernels}
     for kind in kernels:
@@ -794,50 +790,12 @@ def fused(B: int = 12, T: int = 64, steps: int = 15) -> dict:
 
 def kept_bytes(model: nn.Module, batch: training.Batch, autocast: bool) -> int:
     """The bytes that one forward pass keeps for the backward pass, besides the parameters."""
-    kept, own = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), x)
-        return x
-
-    with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
-        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
-    ):
+    with kept_tensors(model.parameters()) as kept, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         losses.cross_entropy(model(batch[0]), batch[1])
-    return sum(size for size, _ in kept.values())
+    return total_bytes(kept)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
-
-
-class Alive(TorchDispatchMode):
-    """Counts the bytes of all tensors that are alive, and keeps the most that were at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self._known: set[int] = set()
-
-    def add(self, x: Tensor) -> None:
-        storage = x.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._known:
-            self._known.add(key)
-            self.now += size
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self.add, out)
-        return out
 
 
 def step_bytes(config: GPTConfig, B: int, n_parts: int = 1, recompute: bool = False) -> tuple[int, float, Tensor]:
@@ -857,14 +815,11 @@ def step_bytes(config: GPTConfig, B: int, n_parts: int = 1, recompute: bool = Fa
             training.accumulate_gradients(model, parts)
             seconds.append(time.process_time() - start)
         optimizer.zero_grad(set_to_none=False)
-        alive = Alive()
-        for p in model.parameters():
-            for t in (p, p.grad, *(v for v in optimizer.state[p].values() if torch.is_tensor(v))):
-                alive.add(t)
-        with alive:
+        before = [t for p in model.parameters() for t in (p, p.grad, *optimizer.state[p].values())]
+        with Alive(t for t in before if torch.is_tensor(t)) as alive:
             training.accumulate_gradients(model, parts)
             optimizer.step()
-    return alive.most, min(seconds), gradient
+    return alive.peak, min(seconds), gradient
 
 
 def memory(L: int = 8, C: int = 64, T: int = 128, B: int = 8) -> tuple[Figure, dict]:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tfmlib import costs
+from tfmlib import costs, training
+from tfmlib.course.meters import Alive
 from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
 from ..toys import ModelCache
 from .data import data
-from .memory import training_peak
 
 MODELS = {GPTConfig: GPT, LlamaConfig: Llama}
 
@@ -137,12 +137,26 @@ TRAINED = [  # layers, width, heads, vocabulary, B, T
 ]
 
 
+def _training_peak(model, vocab_size, B, T, checkpointing) -> int:
+    """The most bytes alive at once while `train` makes two steps of two micro-batches (B, T) each.
+
+    With two micro-batches the gradients of the first are alive while the second runs, as they are in every longer
+    accumulation.
+    """
+    ids = torch.randint(vocab_size, (B, T + 1), generator=torch.Generator().manual_seed(1))
+    batch = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    recipe = training.Recipe(steps=2, micro_batches=2, warmup=0, recompute=checkpointing)
+    with Alive(model.parameters()) as alive:
+        training.train(model, [batch] * 2 * recipe.steps, recipe, progress=False)
+    return alive.peak
+
+
 def _counted_and_measured(kind, sizes, checkpointing) -> tuple[int, int]:
     L, C, H, V, B, T = sizes
     grouped = {"n_kv_heads": H // 2} if kind is LlamaConfig else {}
     config = kind(n_layers=L, d_model=C, n_heads=H, vocab_size=V, context_length=T, **grouped)
     counted = costs.training_bytes(config, B, T, checkpointing=checkpointing)["total"]
-    return counted, training_peak(MODELS[kind](config), V, B, T, checkpointing)
+    return counted, _training_peak(MODELS[kind](config), V, B, T, checkpointing)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])

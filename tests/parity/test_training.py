@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from tfmlib import attention, data, losses, optim, train, training
+from tfmlib.course.meters import kept_tensors, total_bytes
 from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
@@ -256,19 +257,9 @@ def test_a_run_that_is_killed_while_it_writes_loses_nothing(tmp_path):
 
 def kept_bytes(model, batch):
     """The bytes that the graph of one forward pass keeps, besides the parameters."""
-    kept = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def pack(x):
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = (storage.nbytes(), x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss = losses.cross_entropy(model(batch[0]), batch[1])
-    del loss
-    return sum(size for size, _ in kept.values())
+    with kept_tensors(model.parameters()) as kept:
+        losses.cross_entropy(model(batch[0]), batch[1])
+    return total_bytes(kept)
 
 
 @pytest.mark.parametrize(("kind", "config"), [(GPT, GPTConfig), (Llama, LlamaConfig)])
@@ -340,6 +331,16 @@ def test_fused_kernels_are_put_back_after_an_error():
     with pytest.raises(KeyError), training.fused_kernels(model), training.fused_kernels(model.blocks[0]):
         raise KeyError
     assert attention.scaled_dot_product_attention is written_out
+    assert not has_kernels(model)
+
+
+def test_an_inner_block_of_fused_kernels_leaves_the_outer_one_as_it_was():
+    model = new_model()
+    with training.fused_kernels(model):
+        kernels = attention.scaled_dot_product_attention, model.blocks[0].norm1.forward
+        with training.fused_kernels(model.blocks[0]):
+            pass
+        assert (attention.scaled_dot_product_attention, model.blocks[0].norm1.forward) == kernels
     assert not has_kernels(model)
 
 
