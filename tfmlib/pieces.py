@@ -19,6 +19,8 @@ class Piece:
     module: str  # "attention" means tfmlib.attention, "models.gpt" tfmlib.models.gpt
     chapter: str  # "03-attention", the name of its lesson and lab
     points: float
+    parts: tuple[str, ...] = ()  # what else a learner writes in its cell
+    given: bool = False  # the piece itself is given, and only its parts are to be written
 
     @property
     def topic(self) -> str:
@@ -89,6 +91,20 @@ PIECES = {
         Piece("kv_cache_bytes", "costs", "10-costs", 1),
         Piece("training_bytes", "costs", "10-costs", 3),
         Piece("roofline_seconds", "costs", "10-costs", 1),
+        Piece("apply_temperature", "sampling", "11-sampling", 1),
+        Piece("keep_top_k", "sampling", "11-sampling", 2),
+        Piece("keep_top_p", "sampling", "11-sampling", 3),
+        Piece("sample", "sampling", "11-sampling", 1),
+        Piece("generate", "sampling", "11-sampling", 3),
+        Piece("beam_search", "sampling", "11-sampling", 4),
+        Piece("KVCache", "cache", "12-cache", 4, parts=("CacheLayer",)),
+        Piece("prefill", "cache", "12-cache", 3),
+        Piece("decode_step", "cache", "12-cache", 1),
+        Piece("generate_cached", "cache", "12-cache", 4, parts=("CachedModel",)),
+        Piece("online_softmax", "flash", "13-flash", 2),
+        Piece("flash_attention", "flash", "13-flash", 4),
+        Piece("flash_attention_backward", "flash", "13-flash", 4),
+        Piece("flash_attention_triton", "flash_triton", "13-flash", 5, parts=("flash_kernel",), given=True),
     )
 }
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tfmlib import data, losses, storyland, tokens, training
+from tfmlib import data, losses, sampling, storyland, tokens, training
 from tfmlib.models import gpt, llama
 
 MODELS = {"gpt": (gpt.GPT, gpt.GPTConfig), "llama": (llama.Llama, llama.LlamaConfig)}
@@ -96,7 +96,7 @@ def write(model: nn.Module, ids: list[int], n: int, generator: torch.Generator, 
     with torch.no_grad():
         for _ in range(n):
             logits = model(torch.tensor([ids[-length:]], device=device))[0, -1]
-            ids = [*ids, int(torch.multinomial(logits.float().softmax(-1).cpu(), 1, generator=generator))]
+            ids = [*ids, int(sampling.sample(logits.cpu(), generator))]
             if ids[-1] == stop:
                 break
     return ids

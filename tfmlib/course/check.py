@@ -67,6 +67,11 @@ class Report:
         return self._count(PASSED) == 0 and self._count(UNWRITTEN) > 0 and self._count(FAILED) == 0
 
     @property
+    def skipped(self) -> bool:
+        """This machine can run no check at all."""
+        return 0 < self._count(SKIPPED) == len(self.results)
+
+    @property
     def share(self) -> float:
         """The share of the checks that hold, in [0, 1], of those that this machine can run."""
         judged = len(self.results) - self._count(SKIPPED)
@@ -76,7 +81,7 @@ class Report:
     def headline(self) -> str:
         if self.unwritten:
             return "not written yet"
-        if not self._count(PASSED) and self._count(SKIPPED) == len(self.results):
+        if self.skipped:
             return "skipped on this machine"
         skipped = f", {self._count(SKIPPED)} skipped" if self._count(SKIPPED) else ""
         return f"{self._count(PASSED)} of {len(self.results) - self._count(SKIPPED)} checks passed{skipped}"
@@ -148,14 +153,16 @@ def probe(name: str) -> Callable:
     return getattr(check_module(name), f"probe_{name}")
 
 
-def examine(piece: Callable, name: str | None = None, *, seconds: float = limits.SECONDS) -> Report:
+def examine(piece: Callable, name: str | None = None, *, seconds: float | None = None) -> Report:
     """Judge a piece by its checks, without showing anything, giving points or keeping it.
 
-    `name` says which piece it is, by default its own name. `seconds` limits all checks together. Raises ValueError for
-    what is not a piece of the course.
+    `name` says which piece it is, by default its own name. `seconds` limits all checks together; by default it is what
+    their module says in `SECONDS`, else `limits.SECONDS`. Raises ValueError for what is not a piece of the course.
     """
     name = name or getattr(piece, "__name__", repr(piece))
     tests = checks(name)
+    if seconds is None:
+        seconds = getattr(check_module(name), "SECONDS", {}).get(name, limits.SECONDS)
     if not callable(piece):
         return Report(name, tuple(_result(test, FAILED, _not_callable(name, piece)) for test in tests))
     forbidden = getattr(check_module(name), "FORBIDDEN", {}).get(name, [])
@@ -218,10 +225,9 @@ def _judge(test: Callable, piece: Callable, name: str) -> Result:
         status, message = FAILED, str(broken)
         if broken.__cause__ is not None:
             message += "\n" + _own_frames(broken.__cause__)
-    except NotImplementedError as error:
-        status, message = (UNWRITTEN, "") if _is_raised_by_learner(error) else (FAILED, _told(error, name))
     except BaseException as error:
-        status, message = FAILED, _told(error, name)
+        error = _of_the_learner(error)
+        status, message = (UNWRITTEN, "") if _is_a_stub(error) else (FAILED, _told(error, name))
     return _result(test, status, message)
 
 
@@ -293,6 +299,20 @@ def _own_frames(error: BaseException) -> str:
 def _is_raised_by_learner(error: BaseException) -> bool:
     """Whether the exception was raised by a learner's line itself, and not from within torch or a check."""
     return _is_own(traceback.extract_tb(error.__traceback__)[-1].filename)
+
+
+def _is_a_stub(error: BaseException) -> bool:
+    """Whether a learner's own line says that nothing is written yet. A kernel's says so when it is compiled."""
+    if type(error).__name__ == "CompilationError":
+        return "raise NotImplementedError" in str(error)
+    return isinstance(error, NotImplementedError) and _is_raised_by_learner(error)
+
+
+def _of_the_learner(error: BaseException) -> BaseException:
+    """What a kernel raised, if Triton's interpreter wrapped it in an error of its own."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _told(error: BaseException, name: str) -> str:

@@ -123,8 +123,14 @@ def _pieces_in(text: str) -> dict[str, str]:
     for node in body:
         if getattr(node, "name", None) in names:
             parts = [node] if found else [*shared, node]
-            found[node.name] = "\n\n".join(ast.get_source_segment(text, part) for part in parts)
+            found[node.name] = "\n\n".join(_segment(text, part) for part in parts)
     return found
+
+
+def _segment(text: str, node: ast.stmt) -> str:
+    """The source of a statement, decorators and all."""
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 
 
 # Running a notebook ---------------------------------------------------------------------------------------------------

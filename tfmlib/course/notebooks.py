@@ -32,8 +32,30 @@ _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name":
 
 
 def solution_source(name: str) -> str:
-    """The reference as an exercise: signature and docstring, and each body between BEGIN and END SOLUTION."""
-    source = textwrap.dedent(inspect.getsource(pieces.reference(name)))
+    """The reference as an exercise: signature and docstring, and each body between BEGIN and END SOLUTION.
+
+    Its parts come first, in the same cell.
+    """
+    *parts, own = reference_sources(name)
+    return "\n\n\n".join([*map(_exercise, parts), own if pieces.find(name).given else _exercise(own)])
+
+
+def reference_sources(name: str) -> list[str]:
+    """The reference's source, after those of its parts."""
+    piece = pieces.find(name)
+    return [
+        _source(definition)
+        for definition in (*(getattr(piece.home, part) for part in piece.parts), pieces.reference(name))
+    ]
+
+
+def _source(definition) -> str:
+    """The source of a function, a class or a Triton kernel."""
+    return textwrap.dedent(inspect.getsource(getattr(definition, "fn", definition))).rstrip()
+
+
+def _exercise(source: str) -> str:
+    """A definition whose bodies stand between BEGIN and END SOLUTION."""
     lines = source.splitlines()
     (definition,) = ast.parse(source).body
     functions = [definition] if isinstance(definition, ast.FunctionDef) else _methods(definition)
