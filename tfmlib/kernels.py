@@ -34,14 +34,15 @@ def _import_triton() -> tuple:
         import triton.language as tl
     except ImportError:  # as on macOS and Windows
         return _STAND_INS
-    if not gpu and early:  # its own functions, such as tl.max, were made for a GPU
+    interpreted = triton.knobs.runtime.interpret
+    if interpreted and early:  # its own functions, such as tl.max, may have been made for a GPU
         from triton.runtime.interpreter import InterpretedFunction
 
         for owner in (tl, tl.standard, tl.tensor):
             for name, value in list(vars(owner).items()):
                 if isinstance(value, triton.JITFunction):
                     setattr(owner, name, InterpretedFunction(value.fn))
-    return triton, tl, "interpreter" if triton.knobs.runtime.interpret else "GPU"
+    return triton, tl, "interpreter" if interpreted else "GPU"
 
 
 triton, tl, RUNS_ON = _import_triton()  # "GPU", "interpreter", or "missing"
@@ -61,6 +62,14 @@ def blocks_for(dtype: torch.dtype, D: int) -> tuple[int, int, dict[str, int]]:
         return 32, 16, {}
     block_q, block_k, num_warps, num_stages = _BLOCKS[dtype.itemsize][D]
     return block_q, block_k, {"num_warps": num_warps, "num_stages": num_stages}
+
+
+def backward_block(dtype: torch.dtype, D: int) -> tuple[int, dict[str, int]]:
+    """The same for the backward pass, whose tiles are square: BLOCK, and the compiler's options."""
+    if RUNS_ON == "interpreter":
+        return 16, {}
+    block = 64 if dtype.itemsize == 2 else 32 if D < 128 else 16
+    return block, {"num_warps": 8 if D * dtype.itemsize >= 256 else 4, "num_stages": 2}
 
 
 def launch(kernel, q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
@@ -128,8 +137,7 @@ def _backward(
     delta = (grad_out.float() * out.float()).sum(-1)  # (B, H, T)
     lse = lse.masked_fill(lse == -math.inf, math.inf)  # a query that sees nothing: all its weights are 0
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    block = 16 if RUNS_ON == "interpreter" else 32 if q.dtype == torch.float32 else 64
-    options = {} if RUNS_ON == "interpreter" else {"num_warps": 4, "num_stages": 2}
+    block, options = backward_block(q.dtype, D)
     given = (q, k, v, grad_out, lse, delta)
     strides = [x.stride() for x in (q, k, v, grad_out)]
     sizes = (H, K, T, S, D, causal, block)

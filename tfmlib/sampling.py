@@ -55,8 +55,8 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
         raise ValueError(f"p must be 0 or more, got {p}")
     if p >= 1:
         return logits.clone()
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    probabilities, order = logits.to(wide).softmax(-1).sort(dim=-1, descending=True, stable=True)
+    likeliest, order = logits.sort(dim=-1, descending=True, stable=True)
+    probabilities = likeliest.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities  # what is there without the token itself
     enough = before >= p
     enough[..., 0] = False
