@@ -23,6 +23,11 @@ class LayerCache:
         self.keys, self.values = k, v
         return k, v
 
+    def trim(self, length: int) -> None:
+        """Forget all tokens after the first `length`."""
+        if self.keys is not None:
+            self.keys, self.values = self.keys[..., :length, :], self.values[..., :length, :]
+
 
 class ListCache:
     """The same view, kept in another way: a list of the chunks that were appended."""
@@ -125,3 +130,14 @@ class ModelCache:
     def length(self) -> int:
         """How many tokens are complete in every layer."""
         return min(layer.length for layer in self.layers)
+
+    def trim(self, length: int) -> None:
+        """Forget all tokens after the first `length`, in every layer."""
+        if length < 0:
+            raise ValueError(f"length must be 0 or more, got {length}")
+        for layer in self.layers:
+            layer.trim(length)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.trim(0)

@@ -4,4 +4,4 @@ Plain PyTorch in modules that follow the chapters of the course. Letters, the sa
 B batch, T query tokens, S key tokens, C model width, H query heads, K key/value heads, D head width.
 """
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"

@@ -45,7 +45,7 @@ def flash_attention(
     the natural logarithm of each query's sum of exp(score), scores scaled: all that the backward pass needs of them.
     With `causal` the queries are the last T of the S tokens, and tiles that lie in the future are skipped. A query that
     sees nothing gets 0, and -inf. Computed in at least float32, as `logsumexp` is. No tensor has T x S entries.
-    Dao et al. (2022), algorithm 1.
+    Dao (2023), algorithm 1.
 
     >>> out, logsumexp = flash_attention(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.eye(2)[None, None])
     >>> out.tolist(), round(logsumexp.item(), 4)  # log(2)

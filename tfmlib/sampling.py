@@ -24,7 +24,7 @@ def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     if temperature > 0:
         return logits / temperature
     best = logits.argmax(-1, keepdim=True)  # the first of several
-    return torch.full_like(logits, -math.inf).scatter(-1, best, logits.gather(-1, best))
+    return torch.full_like(logits, -math.inf).scatter_(-1, best, logits.gather(-1, best))
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
@@ -38,7 +38,7 @@ def keep_top_k(logits: Tensor, k: int) -> Tensor:
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     best = logits.argsort(dim=-1, descending=True, stable=True)[..., :k]
-    return torch.full_like(logits, -math.inf).scatter(-1, best, logits.gather(-1, best))
+    return torch.full_like(logits, -math.inf).scatter_(-1, best, logits.gather(-1, best))
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
@@ -72,9 +72,11 @@ def sample(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
     >>> sample(torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]]))
     tensor([0, 1])
     """
-    V = logits.shape[-1]
-    probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-    return torch.multinomial(probabilities.reshape(-1, V), 1, generator=generator).view(logits.shape[:-1])
+    sums = logits.double().softmax(-1).cumsum(-1)  # token i owns the numbers from sums[i - 1] to sums[i]
+    total = sums[..., -1:]
+    number = torch.rand(total.shape, generator=generator, dtype=sums.dtype, device=sums.device) * total
+    last = (sums < total).sum(-1)  # the last token that owns any, should rounding give the total itself
+    return torch.searchsorted(sums, number, right=True)[..., 0].minimum(last)
 
 
 def beam_search(

@@ -154,39 +154,40 @@ for name, reshaped in shapes.items():
 # %% [markdown]
 # ### A model that needs no training
 #
-# It has counted which character follows each five in Python's documentation. That is a language model, too.
+# It has counted which character follows each six in the words of Python's documentation. That is a language model, too.
 
 # %%
 from collections import Counter, defaultdict
 
 from tfmlib import data
 
-text = data.load_corpus("python-docs")
+words = [word for word in data.load_corpus("python-docs").split() if word.isascii() and word.strip("*.").isalpha()]
+text = " ".join(words)
 letters = data.Characters(text)
 following = defaultdict(Counter)
-for i in range(len(text) - 5):
-    following[text[i : i + 5]][text[i + 5]] += 1
+for i in range(len(text) - 6):
+    following[text[i : i + 6]][text[i + 6]] += 1
 
 
 # %%
-class FiveLetters(nn.Module):
-    """The logits of the next character, from the five before it: ids (B, T) -> (B, 1, V)."""
+class SixLetters(nn.Module):
+    """The logits of the next character, from the six before it: ids (B, T) -> (B, 1, V)."""
 
     def forward(self, ids):
         logits = torch.full((len(ids), 1, letters.vocab_size), -math.inf)
-        for row, last in zip(logits, ids[:, -5:].tolist(), strict=True):
+        for row, last in zip(logits, ids[:, -6:].tolist(), strict=True):
             for letter, count in following[letters.decode(last)].items():
                 row[0, letters.encode(letter)[0]] = math.log(count)
         return logits
 
 
 # %%
-model, prompt = FiveLetters(), torch.tensor([letters.encode("The function ")])
+model, prompt = SixLetters(), torch.tensor([letters.encode("The function ")])
 ways = {
     "greedy": {"temperature": 0},
     "temperature 0.5": {"temperature": 0.5},
     "as it is": {},
-    "temperature 2": {"temperature": 2.0},
+    "temperature 4": {"temperature": 4.0},
     "top-p 0.9": {"top_p": 0.9},
 }
 for name, how in ways.items():
@@ -213,24 +214,16 @@ for n_beams in (1, 4, 16):
 # %% [markdown]
 # ### Quality and diversity
 #
-# How many of the four-word phrases in a text are new in it, and how many are in the documentation? Where do you want to
-# be?
-
+# How many of the words that it writes exist, and how many different ones are there? Where do you want to be?
 
 # %%
-def phrases(text):
-    words = text.split()
-    return [" ".join(words[i : i + 4]) for i in range(len(words) - 3)]
-
-
-known = set(phrases(text))
-for temperature in (0, 0.3, 0.6, 1.0, 1.5):
+known = set(words)
+for temperature in (0, 0.3, 0.6, 1.0, 2.0, 4.0):
     generator = torch.Generator().manual_seed(0)
-    found = phrases(
-        letters.decode(generate(model, prompt, 1500, temperature=temperature, generator=generator)[0].tolist())
-    )
-    share = sum(phrase in known for phrase in found) / len(found)
-    print(f"temperature {temperature:3}: {len(set(found)) / len(found):4.0%} are new, {share:4.0%} are known phrases")
+    written = generate(model, prompt, 600, temperature=temperature, generator=generator)[0]
+    found = letters.decode(written.tolist()).split()[:-1]
+    exist, differ = sum(word in known for word in found) / len(found), len(set(found)) / len(found)
+    print(f"temperature {temperature:3}: {exist:4.0%} of the words exist, {differ:4.0%} are different")
 
 # %% [markdown]
 # ### A trained model

@@ -36,3 +36,8 @@ def test_kept_tensors_are_listed_once_and_those_left_out_never():
     assert sorted(t.untyped_storage().data_ptr() for t in kept) == sorted({x.data_ptr(), y.data_ptr()})
     assert total_bytes(kept) == 2_000
     assert kept_bytes(lambda x: (x * x).exp(), x) == 1_000
+
+
+def test_a_view_of_an_input_is_not_counted():
+    x = torch.zeros(KB)
+    assert peak_bytes(lambda x: x[1:].view(-1)[:10] + 1, x) == 40

@@ -7,7 +7,7 @@ import subprocess
 import nbformat
 import pytest
 
-from tfmlib import pieces
+from tfmlib import kernels, pieces
 from tfmlib.course import grading, notebooks, paths
 
 from ..parity.data import data
@@ -115,6 +115,20 @@ def test_a_trained_checkpoint_speaks_through_the_pieces_of_solved_labs(solved):
     assert f"Pieces in use: your own {', '.join(earlier)}; the reference for the rest." in printed
     assert "mine.models.llama.Llama, 230,976 parameters" in printed
     assert ' "Echoes of vectors unfold, a gentle hum of precision, as I sense the nodes,' in printed
+
+
+def test_lab_13_runs_a_model_made_of_the_learners_own_pieces(solved):
+    """Tokenizer, model, optimizer, cache, sampling and kernel: all kept from the labs before."""
+    printed = "".join(o.get("text", "") for cell in solved[1]["13-flash"].cells for o in cell.get("outputs", []))
+    earlier = [name for name, piece in pieces.PIECES.items() if piece.chapter < "13-flash"]
+    assert f"Pieces in use: your own {', '.join(earlier)}; the reference for the rest." in printed
+    for name in ("tokens.Tokenizer", "models.llama.Llama", "optim.AdamW", "cache.generate_cached", "sampling.sample"):
+        assert f"mine.{name}\n" in printed
+    if kernels.RUNS_ON == "missing":
+        pytest.skip("Triton is not installed: the model ran in tiles")
+    assert "mine.flash_triton.flash_attention_triton\n" in printed
+    assert re.search(r"80 calls of the kernel, for \[\d+\] queries first and one at a time", printed)
+    assert "the same text without the kernel: True" in printed
 
 
 def test_without_a_checkpoint_the_lab_says_how_to_get_one(tmp_path):

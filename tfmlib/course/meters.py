@@ -44,9 +44,10 @@ class Alive(TorchDispatchMode):
 
 def peak_bytes(function: Callable, *inputs: Tensor) -> int:
     """The most bytes that tensors made by `function` hold at the same time, the inputs left out."""
-    with Alive() as alive:
+    with Alive(inputs) as alive:
+        before = alive.peak
         function(*inputs)
-    return alive.peak
+    return alive.peak - before
 
 
 @contextlib.contextmanager

@@ -1,0 +1,648 @@
+"""Chapter 11's experiments. Each returns its figure, where it has one, and the texts which the page quotes by name.
+
+Texts of a model of Shakespeare are recorded: `python -m book.figures.sampling` makes sampling.json anew.
+"""
+
+import functools
+import json
+import math
+import platform
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tfmlib import cache, data, sampling, storyland, training
+from tfmlib.models.gpt import GPT, GPTConfig
+
+from . import Figure, claim, colour, draw, ink, one_thread, rng, weights_from
+from .training import LAND, gpt
+
+FILE = Path(__file__).with_name("sampling.json")
+START, END = 1, 2  # Storyland's ids
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.0f} %"
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------------
+
+TOY = (0.4, 0.3, 0.2, 0.1)  # the probabilities of tokens a, b, c, d
+
+
+def _kept(logits: Tensor) -> str:
+    """How many tokens can still be drawn."""
+    return str(int(logits.isfinite().sum()))
+
+
+def by_hand() -> dict[str, str]:
+    """What temperature, top-k and top-p make of four probabilities, alone and one after another."""
+    logits = torch.tensor(TOY).log()
+    rows = {f"hot{t}": sampling.apply_temperature(logits, t) for t in (0.5, 1, 2)}
+    rows |= {"k2": sampling.keep_top_k(logits, 2), "p6": sampling.keep_top_p(logits, 0.6)}
+    half = sampling.apply_temperature(logits, 0.5)
+    rows["half_nucleus"] = sampling.keep_top_p(half, 0.8)
+    rows["nucleus_half"] = sampling.apply_temperature(sampling.keep_top_p(logits, 0.8), 0.5)
+    texts = {}
+    for name, row in rows.items():
+        texts |= {f"{name}_{i}": f"{p:.3f}" if p else "0" for i, p in enumerate(row.softmax(-1).tolist())}
+    texts |= {"kept_after": _kept(rows["half_nucleus"]), "kept_before": _kept(rows["nucleus_half"])}
+    claim(texts["kept_after"] == "2" and texts["kept_before"] == "3", "the order changes the nucleus")
+    top3 = sampling.keep_top_k(logits, 3)
+    texts["kept_k_p"] = _kept(sampling.keep_top_p(top3, 0.75))
+    texts["kept_p_k"] = _kept(sampling.keep_top_k(sampling.keep_top_p(logits, 0.75), 3))
+    claim(texts["kept_k_p"] == "2" and texts["kept_p_k"] == "3", "top-k before top-p is not top-k after it")
+    texts["crossing"] = _kept(sampling.keep_top_p(torch.tensor([0.5, 0.41, 0.09]).log(), 0.9))
+    claim(texts["crossing"] == "2", "the token that crosses p stays")
+    return texts
+
+
+# --- the model that the page trains, and what it writes ---------------------------------------------------------------
+
+
+@functools.cache
+def model(seed: int = 0, steps: int = 300) -> GPT:
+    """Chapter 9's GPT for Storyland, after a shorter run."""
+    new = gpt(seed, L=1, C=128, H=8)
+    recipe = training.Recipe(steps=steps, lr_peak=0.015, lr_floor=0.015 / 20, warmup=50, fused=True)
+    with one_thread():
+        training.train(new, LAND.batches(32, rng(seed)), recipe, progress=False)
+    return new
+
+
+def next_word(story: str) -> Tensor:
+    """The model's logits for the word after a story that has begun: (V,)."""
+    with torch.no_grad():
+        return model()(torch.tensor([LAND.encode(story)[:-1]]))[0, -1]
+
+
+def log_probs(ids: Tensor) -> Tensor:
+    """The model's log-probabilities of the next word: (N, T) -> (N, V)."""
+    with torch.no_grad():
+        return model()(ids)[:, -1].log_softmax(-1)
+
+
+def write(n: int, seed: int = 0, **how) -> list[str]:
+    """n stories of the model."""
+    start = torch.full((n, 1), START)
+    ids = sampling.generate(model(), start, LAND.longest - 1, generator=rng(seed), eos_id=END, **how)
+    return [LAND.decode(row) for row in ids.tolist()]
+
+
+# --- why generation is serial -----------------------------------------------------------------------------------------
+
+
+def _milliseconds(function, repeats: int = 5) -> float:
+    """Median processor time of a call."""
+    times = []
+    for _ in range(repeats + 1):
+        start = time.thread_time()
+        function()
+        times.append(1e3 * (time.thread_time() - start))
+    return statistics.median(times[1:])
+
+
+@one_thread()
+def serial(seed: int = 4) -> dict[str, str]:
+    """One story: to score all its words, and to write as many."""
+    net, ids = model(), torch.tensor([LAND.encode(LAND.story(rng(seed)))])
+    n = ids.shape[1] - 1
+    passes = []
+    hook = net.register_forward_hook(lambda *_: passes.append(1))
+
+    def score():
+        with torch.no_grad():
+            return net(ids[:, :-1])
+
+    def go_on():
+        return sampling.generate(net, ids[:, :1], n, generator=rng(0))
+
+    counted = {}
+    for name, function in (("train", score), ("write", go_on)):
+        passes.clear()
+        function()
+        counted[name] = len(passes)
+    hook.remove()
+    claim(counted == {"train": 1, "write": n}, "one pass scores a story, and a word needs a pass to be written")
+    together, apart = _milliseconds(score), _milliseconds(go_on)
+    claim(apart > 4 * together, "to write takes several times as long as to score")
+    texts = {"serial_n": str(n), "serial_passes": str(counted["write"]), "serial_words": f"{n * (n + 1) // 2:,}"}
+    return texts | {
+        "serial_ms": f"{together:.1f}",
+        "serial_write_ms": f"{apart:.0f}",
+        "serial_times": f"{apart / together:.0f}",
+    }
+
+
+def at_once(n: int = 2000, seed: int = 0) -> dict[str, str]:
+    """Hero and pronoun of the grammar's own stories, and the same words drawn each for itself."""
+    generator = rng(seed)
+    words = [LAND.story(generator).replace(".", " .").split() for _ in range(n)]
+    heroes, pronouns = [row[0] for row in words], [row[5] for row in words]
+    shuffled = [pronouns[i] for i in torch.randperm(n, generator=generator).tolist()]
+
+    def wrong(pronouns: list[str]) -> float:
+        pairs = zip(heroes, pronouns, strict=True)
+        return sum((hero in LAND.girls) != (pronoun == "She") for hero, pronoun in pairs) / n
+
+    claim(wrong(pronouns) == 0 and abs(wrong(shuffled) - 0.5) < 0.05, "drawn apart, half of the pairs are wrong")
+    return {"apart_wrong": f"{100 * wrong(shuffled):.0f} %", "apart_n": f"{n:,}"}
+
+
+# --- how each rule reshapes one distribution --------------------------------------------------------------------------
+
+BEGUN = "Anna lives in Rome. She has a red ball. It rains."
+TRUE = {"She": 3 / 7, "Anna": 2 / 7, "It": 1 / 7, "The": 1 / 7}
+
+
+def reshaped() -> tuple[Figure, dict[str, str]]:
+    """The next word after BEGUN: the grammar's chances, the model's, and what each rule leaves of them."""
+    logits = next_word(BEGUN)
+    rules = {
+        "the model, T = 1": logits,
+        "greedy, T = 0": sampling.apply_temperature(logits, 0),
+        "T = 0.5": sampling.apply_temperature(logits, 0.5),
+        "T = 2": sampling.apply_temperature(logits, 2),
+        "top-k, k = 2": sampling.keep_top_k(logits, 2),
+        "top-p, p = 0.9": sampling.keep_top_p(logits, 0.9),
+    }
+    places = [LAND.vocabulary.index(word) for word in TRUE]
+    shares = {}
+    for name, row in rules.items():
+        p = row.softmax(-1)
+        shares[name] = [*p[places].tolist(), 1 - p[places].sum().item()]
+    names = [*TRUE, f"{len(LAND.vocabulary) - len(TRUE)} others"]
+    first, _, cold, hot, *_ = shares.values()
+    claim(logits.argmax().item() == places[0], "the likeliest word is 'She'")
+    claim(cold[0] > first[0] > hot[0], "a low temperature sharpens and a high one flattens")
+    claim(cold[-1] < first[-1] < hot[-1], "a high temperature feeds the tail")
+
+    def paint(canvas):
+        axes = canvas.subplots(2, 3, sharex=True, sharey=True)
+        for ax, (name, values) in zip(axes.flat, shares.items(), strict=True):
+            ax.barh(range(len(names)), values, color=[colour(0)] * len(TRUE) + [colour(1)])
+            for y, value in enumerate(values):
+                ax.text(value + 0.02, y, f"{value:.2f}" if value > 1e-6 else "0", va="center", fontsize=9)
+            ax.set(title=name, xlim=(0, 1.18), xticks=[0, 0.5, 1], yticks=range(len(names)), yticklabels=names)
+            ax.grid(axis="y", visible=False)
+            ax.set_axisbelow(True)
+        for i, chance in enumerate(TRUE.values()):
+            axes[0, 0].plot([chance, chance], [i - 0.4, i + 0.4], color=ink())
+        axes[0, 0].invert_yaxis()
+        for ax in axes[1]:
+            ax.set_xlabel("probability")
+
+    def said(values: list[float]) -> str:
+        return ", ".join(f"{word} {value:.2f}" for word, value in zip(names, values, strict=True))
+
+    alt = "Six bar charts of the next word's probabilities. " + ". ".join(f"{k}: {said(v)}" for k, v in shares.items())
+    p = logits.softmax(-1)
+    texts = {"begun": BEGUN, "n_half": str(int((p.sort(descending=True).values.cumsum(0) < 0.9).sum()) + 1)}
+    texts |= {"tail_1": f"{first[-1]:.3f}", "tail_half": f"{cold[-1]:.3f}", "tail_2": f"{hot[-1]:.2f}"}
+    texts |= {"she_1": f"{first[0]:.2f}", "she_half": f"{cold[0]:.2f}", "she_2": f"{hot[0]:.2f}"}
+    texts |= {"n_others": str(len(LAND.vocabulary) - len(TRUE))}
+    return draw(paint, alt + ".", size=(6.6, 4.2)), texts
+
+
+# --- quality against diversity ----------------------------------------------------------------------------------------
+
+TEMPERATURES, NUCLEI = (0, 0.3, 0.6, 0.8, 1, 1.25, 1.5), (0.5, 0.7, 0.8, 0.9, 0.95)
+WEATHER = ("It rains.", "The sun shines.")
+
+
+@functools.cache
+def beginnings(n: int, seed: int = 5) -> list[str]:
+    """The first two sentences of n stories."""
+    generator = rng(seed)
+    return [". ".join(LAND.story(generator).split(". ")[:2]) + "." for _ in range(n)]
+
+
+def own_end(begun: str, generator: torch.Generator) -> str:
+    """A beginning, continued by the grammar itself."""
+    scene = storyland.Scene()
+    sentences = list(storyland._sentences(storyland.split_words(begun)))
+    for sentence in sentences:
+        rule, drawn = next(
+            (r, d) for r, _ in LAND._choices(scene) if (d := LAND._match(r, scene, sentence)) is not None
+        )
+        scene = rule.after(scene, drawn)
+    words = [word for sentence in sentences for word in sentence]
+    while scene.stage != "over":
+        rules, chances = zip(*LAND._choices(scene), strict=True)
+        rule = rules[int(torch.multinomial(torch.tensor(chances), 1, generator=generator))]
+        drawn = {}
+        for slot in storyland._drawn_slots(rule):
+            pool = LAND._pool(slot, scene)
+            drawn[slot] = pool[int(torch.randint(len(pool), (), generator=generator))]
+        words += LAND._sentence(rule, scene, drawn)
+        scene = rule.after(scene, drawn)
+    return " ".join(words).replace(" .", ".")
+
+
+def repeated(words: list[str], n: int = 5) -> float:
+    """The share of runs of n words that stood in the text before."""
+    runs = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return 1 - len(set(runs)) / len(runs)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the grammar says of the ends of stories, of the sentences after the second."""
+
+    allowed: float  # share of the sentences
+    distinct: float  # share of the sentences, among the ends of one beginning
+    weather: float  # share of the sentences
+    length: float  # sentences
+    again: float  # share of runs of five words that stood in the story before
+
+
+def judged(ends: list[list[str]]) -> Judged:
+    """Of each beginning there are several whole stories."""
+    found = [[verdict for story in stories for verdict in LAND.judge(story)[2:]] for stories in ends]
+    every = [verdict for verdicts in found for verdict in verdicts]
+    distinct = sum(len({v.sentence for v in verdicts}) for verdicts in found)
+    return Judged(
+        sum(v.allowed for v in every) / len(every),
+        distinct / len(every),
+        sum(v.sentence in WEATHER for v in every) / len(every),
+        len(every) / sum(map(len, ends)),
+        statistics.mean(repeated(storyland.split_words(story)) for stories in ends for story in stories),
+    )
+
+
+def go_on(begun: list[str], times: int = 1, seed: int = 0, **how) -> list[list[str]]:
+    """Each beginning, continued `times` times by the model."""
+    ids = torch.tensor([LAND.encode(story)[:-1] for story in begun]).repeat_interleave(times, 0)
+    net = model()
+    if True:
+        out = cache.generate_cached(net, ids, LAND.longest - ids.shape[1], generator=rng(seed), eos_id=END, **how)
+    stories = [LAND.decode(row) for row in out.tolist()]
+    return [stories[i : i + times] for i in range(0, len(stories), times)]
+
+
+@functools.cache
+@one_thread()
+def measured(n: int = 12, times: int = 10, seed: int = 0) -> tuple[dict, dict, Judged]:
+    """The model's stories at several temperatures and nuclei, and the grammar's own."""
+    begun, own = beginnings(n), rng(seed)
+    by_t = {t: judged(go_on(begun, times, seed, temperature=t)) for t in TEMPERATURES}
+    by_p = {p: judged(go_on(begun, times, seed, top_p=p)) for p in NUCLEI}
+    return by_t, by_p, judged([[own_end(story, own) for _ in range(times)] for story in begun])
+
+
+def quality() -> tuple[Figure, dict[str, str]]:
+    """The share of allowed sentences against the share of distinct ones."""
+    by_t, by_p, grammar = measured()
+
+    def paint(canvas):
+        ax = canvas.subplots()
+        for found, name, style in ((by_t, "temperature", "o-"), (by_p, "top-p, T = 1", "s--")):
+            points = list(found.values())
+            ax.plot([100 * x.distinct for x in points], [100 * x.allowed for x in points], style, label=name)
+        for found, sign, below in ((by_t, "", True), (by_p, "p=", False)):
+            for key, x in found.items():
+                shift = (6, -13) if below else (-10, 8)
+                ax.annotate(
+                    f"{sign}{key:g}",
+                    (100 * x.distinct, 100 * x.allowed),
+                    xytext=shift,
+                    textcoords="offset points",
+                    fontsize=8.5,
+                )
+        ax.plot([100 * grammar.distinct], [100 * grammar.allowed], "*", color=ink(), markersize=13, label="the grammar")
+        ax.set(title="Ten ends of each beginning", xlabel="distinct sentences (%)", ylabel="allowed sentences (%)")
+        ax.legend(loc="lower center")
+
+    texts = {
+        "g_distinct": percent(grammar.distinct),
+        "g_again": percent(grammar.again),
+        "g_weather": percent(grammar.weather),
+        "g_length": f"{grammar.length:.1f}",
+    }
+    for sign, found in (("t", by_t), ("p", by_p)):
+        for key, x in found.items():
+            name = f"{sign}{key:g}"
+            texts |= {f"{name}_allowed": percent(x.allowed), f"{name}_distinct": percent(x.distinct)}
+            texts |= {
+                f"{name}_again": percent(x.again),
+                f"{name}_weather": percent(x.weather),
+                f"{name}_length": f"{x.length:.1f}",
+            }
+    alt = "Share of allowed sentences against share of distinct ones. "
+    alt += "; ".join(
+        f"T = {t:g}: {percent(x.allowed)} allowed, {percent(x.distinct)} distinct" for t, x in by_t.items()
+    )
+    alt += "; " + "; ".join(f"p = {p:g}: {percent(x.allowed)}, {percent(x.distinct)}" for p, x in by_p.items())
+    return draw(paint, f"{alt}; the grammar: 100 %, {percent(grammar.distinct)}.", size=(6.2, 4)), texts
+
+
+# --- likelier text ----------------------------------------------------------------------------------------------------
+
+
+def log_likelihood(stories: list[str], skip: int) -> list[float]:
+    """ln p of each story's words after the first `skip` ids, END included, by the model."""
+    net, found = model(), []
+    for story in stories:
+        ids = torch.tensor([LAND.encode(story)])
+        with torch.no_grad():
+            log_p = net(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0]
+        found.append(log_p[skip - 1 :].sum().item())
+    return found
+
+
+def likeliest(scene: storyland.Scene) -> float:
+    """ln p of the likeliest way in which the grammar can end a story."""
+    if scene.stage == "over":
+        return 0.0
+    ways = LAND._branches(scene)
+    return max(math.log(chance) - math.log(n) + likeliest(after) for _, chance, n, after in ways)
+
+
+@one_thread()
+def beams(n: int = 8, seed: int = 0) -> dict[str, str]:
+    """Ends of stories: greedy, found by beam search, sampled, and the grammar's own."""
+    begun, texts, found = beginnings(n), {}, {}
+    prompts = [torch.tensor(LAND.encode(story)[:-1]) for story in begun]
+    skip = len(prompts[0])
+
+    def search(n_beams: int, penalty: float) -> list[list[tuple[Tensor, float]]]:
+        room = LAND.longest - skip
+        return [sampling.beam_search(log_probs, prompt, n_beams, room, END, penalty) for prompt in prompts]
+
+    def note(name: str, stories: list[str], log_p: list[float]) -> None:
+        verdicts = [v for story in stories for v in LAND.judge(story)[2:]]
+        found[name] = statistics.mean(log_p)
+        texts.update({f"{name}_logp": f"{found[name]:.2f}".replace("-", "−")})
+        texts.update({f"{name}_sentences": f"{len(verdicts) / len(stories):.1f}"})
+        texts.update({f"{name}_ok": percent(sum(v.allowed for v in verdicts) / len(verdicts))})
+
+    results = {}
+    for name, n_beams, penalty in (("b1", 1, 0.0), ("b4", 4, 0.0), ("b16", 16, 0.0), ("b32", 32, 0.0)):
+        results[name] = search(n_beams, penalty)
+        best = [LAND.decode(beams[0][0]) for beams in results[name]]
+        note(name, best, log_likelihood(best, skip))
+        texts[f"{name}_text"] = (
+            LAND.judge(best[0])[2].sentence + " " + " ".join(v.sentence for v in LAND.judge(best[0])[3:])
+        )
+    for name, how in (("drawn", {}), ("nucleus", {"top_p": 0.9})):
+        stories = [story for ends in go_on(begun, 10, seed, **how) for story in ends]
+        note(name, stories, log_likelihood(stories, skip))
+    own = rng(seed)
+    stories = [own_end(story, own) for story in begun for _ in range(10)]
+    note("own", stories, log_likelihood(stories, skip))
+    scene = storyland.Scene(stage="event", hero="Anna", home="Rome", colour="red", thing="ball")
+    top, entropy = likeliest(scene), LAND._outlook(scene, {})[0]
+    texts |= {
+        "top_p": percent(math.exp(top)),
+        "top_logp": f"{top:.2f}".replace("-", "−"),
+        "end_entropy": f"{entropy:.2f}",
+    }
+    texts["begun0"] = begun[0]
+    worst = [log_likelihood([LAND.decode(beams[-1][0])], skip)[0] for beams in results["b4"]]
+    texts["b4_worst"] = f"{statistics.mean(worst):.2f}".replace("-", "−")
+    return texts
+
+
+# --- seeds, and rounding ----------------------------------------------------------------------------------------------
+
+
+@one_thread()
+def chance(n: int = 16) -> dict[str, str]:
+    """What a seed fixes, and what it does not."""
+    begun, net = beginnings(n), model()
+    together = [ends[0] for ends in go_on(begun, seed=1)]
+    claim(together == [ends[0] for ends in go_on(begun, seed=1)], "the same seed gives the same texts")
+    alone = [go_on([story], seed=1)[0][0] for story in begun]
+    differ = sum(a != b for a, b in zip(alone, together, strict=True))
+    claim(differ > n / 2, "most texts differ when they are drawn alone")
+    ids = torch.tensor([LAND.encode(story)[:-1] for story in begun])
+    with torch.no_grad():
+        whole, single = net(ids), torch.cat([net(row[None]) for row in ids])
+        half = net.bfloat16()(ids).float()
+        net.float()
+    return {
+        "n_alone": str(differ),
+        "n_batch": str(n),
+        "batch_gap": f"{(whole - single).abs().max():.1e}",
+        "bf16_gap": f"{(half - whole).abs().max():.2f}",
+    }
+
+
+# --- what choosing costs ----------------------------------------------------------------------------------------------
+
+
+@one_thread()
+def cost(V: int = 50257, C: int = 768, batches: tuple[int, ...] = (1, 16)) -> dict[str, str]:
+    """Milliseconds of the steps of sampling, next to the product of GPT-2's head, on one core."""
+    head, texts = torch.randn(V, C, generator=rng(0)) / C**0.5, {}
+    for B in batches:
+        x = 3 * torch.randn(B, C, generator=rng(1))
+        logits = x @ head.T
+        steps = {
+            "head": lambda x=x: x @ head.T,
+            "argmax": lambda logits=logits: logits.argmax(-1),
+            "sample": lambda logits=logits: sampling.sample(logits),
+            "sort": lambda logits=logits: sampling.keep_top_p(logits, 0.9),
+            "ours": lambda logits=logits: sampling.keep_top_k(logits, 40),
+            "topk": lambda logits=logits: logits.topk(40),
+        }
+        for name, step in steps.items():
+            ms = _milliseconds(step)
+            texts[f"{name}_{B}"] = f"{ms:.2f}" if ms < 1 else f"{ms:.1f}"
+    return texts
+
+
+# --- what breaks ------------------------------------------------------------------------------------------------------
+
+
+def dropped_crossing(logits: Tensor, p: float) -> Tensor:
+    """A common mistake: only tokens whose running sum stays within p are kept."""
+    probabilities, order = logits.softmax(-1).sort(descending=True)
+    keep = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, probabilities.cumsum(-1) <= p)
+    return logits.masked_fill(~keep, -math.inf)
+
+
+@one_thread()
+def mistakes() -> dict[str, str]:
+    """What mistakes do to the distribution after BEGUN, and to small ones."""
+    logits = next_word(BEGUN)
+    p = logits.softmax(-1)
+    she = LAND.vocabulary.index("She")
+    texts = {"wrong_multiplied": f"{(logits * 0.5).softmax(-1)[she]:.2f}"}
+    halved = p / 0.5
+    claim(torch.allclose(halved / halved.sum(), p), "dividing probabilities changes nothing")
+    twice = p.softmax(-1)
+    texts |= {"twice_she": f"{twice[she]:.3f}", "twice_others": percent(1 - twice.topk(4).values.sum().item())}
+    texts["dropped"] = _kept(dropped_crossing(torch.tensor([0.5, 0.41, 0.09]).log(), 0.9))
+    with torch.no_grad():
+        ids = torch.tensor([LAND.encode(story) for story in [LAND.story(rng(11))]])
+        sure = model()(ids[:, :-1]).softmax(-1).amax(-1)
+    texts["sure"] = percent((sure > 0.9).float().mean().item())
+    none = dropped_crossing(torch.tensor([0.95, 0.04, 0.01]).log(), 0.9)
+    claim(_kept(none) == "0" and bool(none.softmax(-1).isnan().all()), "nothing is left, and the softmax is NaN")
+    rising, order = p.sort()
+    enough = int((rising.cumsum(0) < 0.9).sum()) + 1
+    texts["wrong_end_she"] = "0" if she not in order[:enough] else f"{p[she] / rising[:enough].sum():.2f}"
+    ties = torch.tensor([1.0, 3, 3, 3])
+    texts["ties"] = str(int((ties >= ties.topk(2).values[-1]).sum()))
+    tiny = (torch.tensor([4.0, 1.0]).half() / 1e-5).softmax(-1)
+    claim(bool(tiny.isnan().all()), "a tiny temperature overflows in float16")
+    even = torch.zeros(100)
+    texts["reseeded"] = str(len({sampling.sample(even, rng(3)).item() for _ in range(50)}))
+    once = rng(3)
+    texts["not_reseeded"] = str(len({sampling.sample(even, once).item() for _ in range(50)}))
+    out = sampling.generate(model(), torch.full((1, 1), START), LAND.longest - 1, temperature=0.7, generator=rng(1))[
+        0
+    ].tolist()
+    after = out[out.index(END) + 1 :]
+    texts["after_end"] = " ".join(LAND.vocabulary[i] for i in after[:6])
+    return texts
+
+
+# --- recorded: what a model of Shakespeare writes ---------------------------------------------------------------------
+
+PROMPT, NEW, GRAM = 64, 256, 16  # characters; a model that was trained on windows of 64 sees the last 64
+WAYS = {  # how the next character is chosen
+    "greedy": {"temperature": 0},
+    "T = 0.3": {"temperature": 0.3},
+    "T = 0.6": {"temperature": 0.6},
+    "top-k, k = 5": {"top_k": 5},
+    "top-p, p = 0.9": {"top_p": 0.9},
+    "T = 1": {},
+    "T = 1.5": {"temperature": 1.5},
+}
+
+
+class Window(nn.Module):
+    """A model that sees the last tokens only, as many as it was trained on."""
+
+    def __init__(self, model: GPT):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model(ids[:, -self.model.config.context_length :])
+
+
+def surprises(model: nn.Module, ids: Tensor) -> Tensor:
+    """-ln p of each token after the first PROMPT ones, given the PROMPT before it: (B, T) -> (B, T - PROMPT)."""
+    windows = ids[:, :-1].unfold(1, PROMPT, 1)  # (B, T - PROMPT, PROMPT)
+    with torch.no_grad():
+        log_p = torch.stack([model(row)[:, -1].log_softmax(-1) for row in windows])
+    return -log_p.gather(-1, ids[:, PROMPT:, None])[..., 0]
+
+
+def repeated(ids: list, n: int) -> float:
+    """The share of runs of n tokens that stood in the text before."""
+    runs = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return 1 - len(set(runs)) / len(runs)
+
+
+def loop_length(ids: list[int], n: int = PROMPT) -> int:
+    """After how many tokens the last n come again, 0 if they do not stand in the text before."""
+    last = ids[-n:]
+    return next((d for d in range(1, len(ids) - n + 1) if ids[-n - d : -d] == last), 0)
+
+
+def record(corpus: str = "data/tinyshakespeare.txt", n: int = 16) -> None:
+    """Make sampling.json: train chapter 9's model of Shakespeare, and let it go on from n places that it has not seen."""
+    text = data.tiny_shakespeare(corpus)
+    characters = data.Characters(text)
+    seen, unseen = data.split(torch.tensor(characters.encode(text)), PROMPT)
+    with weights_from(0):
+        model = GPT(
+            GPTConfig(n_layers=4, d_model=128, n_heads=4, vocab_size=characters.vocab_size, context_length=PROMPT)
+        )
+    recipe = training.Recipe(steps=2000, lr_peak=2e-3, fused=True)
+    start = time.process_time()
+    with one_thread():
+        training.train(model, data.token_batches(seen, 12, PROMPT, rng(0)), recipe, progress=False)
+        seconds = time.process_time() - start
+        loss = training.evaluate(model, data.whole_windows(unseen, 64, PROMPT))
+        places = torch.randint(len(unseen) - PROMPT - NEW, (n,), generator=rng(0)).tolist()
+        real = torch.stack([unseen[i : i + PROMPT + NEW] for i in places])
+        prompts, window = real[:, :PROMPT], Window(model)
+        texts = {"Shakespeare": real}
+        for name, how in WAYS.items():
+            texts[name] = sampling.generate(window, prompts, NEW, generator=rng(0), **how)
+
+        def log_probs(ids: Tensor) -> Tensor:
+            with torch.no_grad():
+                return window(ids)[:, -1].log_softmax(-1)
+
+        texts["beam search"] = torch.stack([sampling.beam_search(log_probs, row, 4, NEW)[0][0] for row in prompts])
+        found = {}
+        for name, ids in texts.items():
+            written = ids[:, PROMPT:].tolist()
+            found[name] = {
+                "surprise": [round(x, 3) for x in surprises(model, ids).unflatten(1, (-1, 16)).mean((0, 2)).tolist()],
+                "repeated": [round(repeated(row, GRAM), 3) for row in written],
+                "loop": [loop_length(row) for row in written],
+                "sample": characters.decode(written[0]),
+            }
+    found = {
+        "what": "a GPT of 4 layers, 4 heads, width 128 on Tiny Shakespeare's characters, 2,000 steps of 12 x 64",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"one thread of a CPU ({platform.machine()})",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__.split("+")[0]},
+        "command": "python -m book.figures.sampling",
+        "seconds": round(seconds),
+        "validation_loss": round(loss, 4),
+        "n": n,
+        "prompt": characters.decode(prompts[0].tolist()),
+        "texts": found,
+    }
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def repetition() -> tuple[Figure, dict[str, str]]:
+    """How surprised the model is along texts, and how much of them is repeated."""
+    record = json.loads(FILE.read_text(encoding="utf-8"))
+    found, n = record["texts"], record["n"]
+    mean = {name: sum(x["repeated"]) / n for name, x in found.items()}
+    nats = {name: statistics.mean(x["surprise"]) for name, x in found.items()}
+    loops = {name: sum(bool(length) for length in x["loop"]) for name, x in found.items()}
+
+    def paint(canvas):
+        left, right = canvas.subplots(1, 2, width_ratios=[1.2, 1])
+        at = [16 * i + 8 for i in range(NEW // 16)]
+        for name, style in (("Shakespeare", "-"), ("T = 1", "--"), ("top-p, p = 0.9", "-."), ("greedy", (0, (1, 1)))):
+            left.plot(at, found[name]["surprise"], linestyle=style, label=name)
+        left.set(title="Surprise of the model", xlabel="character", ylabel="nats a character", ylim=(0, None))
+        left.legend(fontsize=8.5)
+        names = list(found)
+        right.barh(range(len(names)), [100 * mean[name] for name in names], color=colour(0))
+        for i, name in enumerate(names):
+            right.text(100 * mean[name] + 2, i, f"{100 * mean[name]:.0f}", va="center", fontsize=9)
+        right.set(
+            title="Repeated", xlabel=f"% of runs of {GRAM}", yticks=range(len(names)), yticklabels=names, xlim=(0, 115)
+        )
+        right.invert_yaxis()
+        right.grid(axis="y", visible=False)
+        right.set_axisbelow(True)
+
+    keys = {"real": "Shakespeare", "greedy": "greedy", "t03": "T = 0.3", "t06": "T = 0.6", "k": "top-k, k = 5"}
+    keys |= {"p": "top-p, p = 0.9", "one": "T = 1", "hot": "T = 1.5", "beam": "beam search"}
+    texts = {"rec_n": str(n), "rec_date": record["date"], "rec_loss": f"{record['validation_loss']:.2f}"}
+    texts |= {
+        "rec_prompt": record["prompt"].splitlines()[-1],
+        "greedy_sample": found["greedy"]["sample"][:150].replace("\n", " / "),
+    }
+    for key, name in keys.items():
+        texts |= {
+            f"rep_{key}": percent(mean[name]),
+            f"nats_{key}": f"{nats[name]:.2f}",
+            f"loops_{key}": str(loops[name]),
+        }
+    alt = "Left: " + "; ".join(f"{name} {nats[name]:.2f} nats a character" for name in found) + ". Right: "
+    alt += "; ".join(f"{name} {percent(mean[name])} repeated" for name in found) + "."
+    return draw(paint, alt, size=(6.8, 3.6)), texts
+
+
+if __name__ == "__main__":
+    record(*sys.argv[1:])
