@@ -96,7 +96,8 @@ class _Elements:
 
     def touched(self, addresses: np.ndarray, mask: np.ndarray | bool, access: str) -> Counter[str]:
         """How many of the addresses belong to each tensor. Raises OutOfBounds if one belongs to none."""
-        wanted = np.atleast_1d(addresses)[np.broadcast_to(np.asarray(mask), np.shape(addresses))].view(np.int64)
+        addresses = np.atleast_1d(addresses)
+        wanted = addresses[np.broadcast_to(np.asarray(mask), addresses.shape)].view(np.int64)
         at = np.minimum(np.searchsorted(self.addresses, wanted), max(len(self.addresses) - 1, 0))
         inside = self.addresses[at] == wanted if len(self.addresses) else np.zeros(wanted.shape, bool)
         if not inside.all():

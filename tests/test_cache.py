@@ -273,7 +273,7 @@ def test_it_keeps_copies_without_gradients(KVCache):
         _same_rows(got, _all(_new(T, 3), second), "an append after the caller set the earlier k and v to 0")
 
 
-def test_it_keeps_its_own_dtype_and_device(KVCache):
+def test_it_keeps_its_own_dtype(KVCache):
     """Float32 by default. Whatever dtype comes in, the cache's comes out, and float64 keeps all its digits."""
     new = _new(2, 1, dtype=torch.float64)
     _same_rows(_cache(KVCache).layer(0).append(*new), [x.float() for x in new], "append of float64 to float32")
@@ -284,13 +284,6 @@ def test_it_keeps_its_own_dtype_and_device(KVCache):
             cache.layer(0).append(*chunks[0])
             want = [x.to(dtype) for x in _all(*chunks)]
             _same_rows(cache.layer(0).append(*chunks[1]), want, f"append of {given} to {dtype}")
-    cache = KVCache(N, B, K, D, CAPACITY, torch.float64, "meta")  # a device that holds shapes only
-    try:
-        keys, values = cache.layer(0).append(*(x.to("meta") for x in new))
-    except NotImplementedError as error:
-        raise Broken("expected the cache to be on the device that is given, got one on the CPU") from error
-    for name, x in (("keys", keys), ("values", values)):
-        expect(x.device.type == "meta", f"{name} of a cache on device meta: expected that device, got {x.device}")
 
 
 def test_a_full_cache_takes_no_more(KVCache):
@@ -909,7 +902,7 @@ def probe_generate_cached(generate_cached):
 
     greedy = {"temperature": 0}
     padded, is_token = _left_padded((3, 1, 4), 4)
-    rows, many = torch.tensor([[9, 3], [0, 1]]), _ids(1, 2, vocab_size=5).expand(64, 2)
+    rows, many = torch.tensor([[9, 3], [0, 1]]), _ids(1, 2, vocab_size=5).expand(40, 2)
 
     def modes():
         model = _gpt()
@@ -927,7 +920,7 @@ def probe_generate_cached(generate_cached):
         return outcome(asked)
 
     def repeated():
-        first, second, third = (generate_cached(_flat(), many, 1, generator=rng(n)) for n in (1, 1, 2))
+        first, second, third = (generate_cached(_flat(), many[:8], 3, generator=rng(n)) for n in (1, 1, 2))
         return torch.equal(first, second), torch.equal(first, third)
 
     def twice():
@@ -1001,17 +994,17 @@ def test_the_cache_changes_no_token(generate_cached):
 
 
 def test_each_token_is_fed_once(generate_cached):
-    """The prompt of 4 tokens is fed in one call, then one token at a time, 4, 1, 1, 1: never the whole text again."""
-    model, ids = _llama(), _ids(1, 4)
-    calls = _recorded(model)
-    _greedy(model, generate_cached(model, ids, 5, temperature=0), ids, 5, "text of a Llama")
-    sizes = [call.tokens for call in calls[:-1]]  # the last call is our own
-    said = f"expected 4, 1, 1, 1, 1 tokens in five calls, got {', '.join(map(str, sizes))}"
-    expect(sizes[:5] == [4, 1, 1, 1, 1] and sizes[5:] in ([], [1]), said)
-    calls.clear()
-    generate_cached(model, _ids(3, 4), 5, temperature=0)
-    fed = sum(call.rows * call.tokens for call in calls)
-    expect(fed in (24, 27), f"3 rows of 4 tokens and 5 new: expected 3 * 8 tokens fed to the model, got {fed}")
+    """A prompt of 6 tokens and 4 new ones: 9 tokens are fed, the prompt's together, then one at a time."""
+    for rows in (1, 3):
+        model, ids = _llama(), _ids(rows, 6)
+        calls = _recorded(model)
+        generate_cached(model, ids, 4, temperature=0)
+        fed = sum(call.rows * call.tokens for call in calls)
+        sizes = ", ".join(f"{call.rows} x {call.tokens}" for call in calls)
+        said = f"{rows} x 6 tokens and 4 new ones: expected {rows} x 9 tokens fed to the model, got {sizes}"
+        expect(fed in (rows * 9, rows * 10), said)  # the very last token need not be fed, but may
+        most = max(call.tokens for call in calls)
+        expect(most >= 5, f"{rows} x 6 tokens: expected the prompt fed in one call, got {sizes}")
 
 
 def test_every_text_starts_afresh(generate_cached):
@@ -1099,30 +1092,28 @@ def test_modes_and_gradients_are_left_alone(generate_cached):
 
 
 def test_tokens_are_drawn_as_generate_does(generate_cached):
-    """Temperature, then top_k, then top_p, and by default a draw: of 5 tokens, as good as equally likely, all occur."""
-    ids = _ids(1, 2, vocab_size=5).expand(96, 2)
+    """Temperature, then top_k, then top_p, then a draw: of 5 tokens as good as equally likely, top_p=0.5 leaves 3."""
+    ids = _ids(1, 2, vocab_size=5).expand(40, 2)
     order = _plain(_peaked(), ids[:1])[0, -1].argsort(descending=True).tolist()
-    for n, options in (
-        (5, {}),
-        (2, {"top_k": 2}),
-        (3, {"top_p": 0.5}),
-        (2, {"top_k": 3, "top_p": 0.5}),
-    ):
+    for n, options in ((2, {"top_k": 2}), (3, {"top_p": 0.5}), (2, {"top_k": 3, "top_p": 0.5})):
         got = generate_cached(_peaked(), ids, 1, temperature=1e6, **options, generator=rng(1))
         came = sorted(set(got[:, -1].tolist()))
         said = ", ".join(f"{name}={value}" for name, value in options.items())
-        what = f"96 draws with temperature=1e6 {said}"
+        what = f"40 draws with temperature=1e6, {said}"
         expect(came == sorted(order[:n]), f"{what}: expected tokens {sorted(order[:n])}, got {came}")
-    got = generate_cached(_peaked(), ids, 2, temperature=0)
-    expect(set(got[:, 2].tolist()) == set(order[:1]), "96 rows with temperature=0: expected the likeliest in each")
-    got = generate_cached(_flat(), ids, 2)
+    got = generate_cached(_peaked(), ids, 1, temperature=1e6, generator=rng(1))
+    n = len(set(got[:, -1].tolist()))
+    expect(n >= 4, f"40 draws with temperature=1e6: expected nearly all of 5 tokens among them, got {n}")
+    got = generate_cached(_peaked(), ids[:3], 2, temperature=0)
+    expect(set(got[:, 2].tolist()) == set(order[:1]), "3 rows with temperature=0: expected the likeliest token in each")
+    got = generate_cached(_flat(), ids[:16], 2)
     for n in (2, 3):
-        expect(len(set(got[:, n].tolist())) > 1, f"new token {n - 1} in 96 rows: expected draws, got the same in all")
+        expect(len(set(got[:, n].tolist())) > 1, f"new token {n - 1} in 16 rows: expected draws, got the same in all")
 
 
 def test_the_generator_decides(generate_cached):
     """The same generator state gives the same text, another one another; torch's own generator is not touched."""
-    ids, model = _ids(1, 2, vocab_size=5).expand(32, 2), _flat()
+    ids, model = _ids(1, 2, vocab_size=5).expand(8, 2), _flat()
     before = torch.get_rng_state()
     first = generate_cached(model, ids, 3, generator=rng(1))
     again = generate_cached(model, ids, 3, generator=rng(1))

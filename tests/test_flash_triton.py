@@ -46,9 +46,8 @@ AROUND = 1 << 15  # elements of memory before and behind a tensor, filled with N
 
 def _in_nan(shape, strides, dtype, device) -> tuple[Tensor, Tensor]:
     """A tensor of NaN in the middle of more NaN: the tensor, and all of the memory."""
-    length = (
-        1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
-    )
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    length = last + 1 if math.prod(shape) else 0
     memory = torch.full((AROUND + length + AROUND,), math.nan, dtype=dtype, device=device)
     return memory.as_strided(shape, strides, AROUND), memory
 
@@ -183,9 +182,6 @@ def _expect_attention(piece, q, k, v, causal: bool, what: str) -> Run:
     out, run = _run(piece, q, k, v, **({"causal": True} if causal else {}))
     _agree(out, _torch_attention(q, k, v, causal), q.dtype, what)
     return run
-
-
-# Scores of three tiles of keys, whose largest ones rise or fall from tile to tile.
 
 
 def _steps(*levels: float) -> list[list[float]]:

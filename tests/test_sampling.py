@@ -980,21 +980,21 @@ def test_all_chance_comes_from_the_generator(generate):
 
 def test_a_row_that_has_ended_is_filled(generate):
     """A row that has chosen eos_id goes on with eos_id; the loop stops as soon as all rows have chosen it."""
-    prompt = torch.tensor([[0, 2], [2, 5], [6, 4]])
-    want = torch.tensor([[0, 2, 3, 4, 5, 6], [2, 5, 6, 6, 6, 6], [6, 4, 5, 6, 6, 6]])
+    prompt = torch.tensor([[2, 5], [0, 2], [6, 4]])  # neither the first row nor the last ends last
+    want = torch.tensor([[2, 5, 6, 6, 6, 6], [0, 2, 3, 4, 5, 6], [6, 4, 5, 6, 6, 6]])
     for n in (1, 2, 3, 4, 5, 9):
         model = Counter7().eval()
         got = generate(model, prompt, n, temperature=0, eos_id=6)
         steps = min(n, 4)
-        same(got, want[:, : 2 + steps], f"counting up from 2, 5 and 4 with eos_id = 6 and max_new_tokens = {n}")
+        same(got, want[:, : 2 + steps], f"counting up from 5, 2 and 4 with eos_id = 6 and max_new_tokens = {n}")
         calls = len(model.shapes)
         expect(calls <= steps, f"max_new_tokens = {n}: all have ended after {steps} calls of the model, got {calls}")
     got = generate(Counter7().eval(), prompt, 9, temperature=0, eos_id=0)
-    want = [[0, 2, 3, 4, 5, 6, 0], [2, 5, 6, 0, 0, 0, 0], [6, 4, 5, 6, 0, 0, 0]]
-    same(got, torch.tensor(want), "counting up from 2, 5 and 4, modulo 7, with eos_id = 0")
+    want = [[2, 5, 6, 0, 0, 0, 0], [0, 2, 3, 4, 5, 6, 0], [6, 4, 5, 6, 0, 0, 0]]
+    same(got, torch.tensor(want), "counting up from 5, 2 and 4, modulo 7, with eos_id = 0")
     got = generate(Counter7().eval(), prompt[:, 1:], 6, temperature=0)
     want = (prompt[:, 1:] + torch.arange(7)) % 7
-    same(got, want, "counting up from 2, 5 and 4, modulo 7, without an eos_id")
+    same(got, want, "counting up from 5, 2 and 4, modulo 7, without an eos_id")
 
 
 def test_only_a_chosen_eos_ends_a_row(generate):

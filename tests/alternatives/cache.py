@@ -379,3 +379,35 @@ def generate_by_generate(model, ids, max_new_tokens, *, is_token=None, **options
     kv = library.KVCache(c.n_layers, len(ids), c.n_kv_heads, c.head_dim, room, dtype=weight.dtype)
     told = torch.cat([is_token, torch.ones(len(ids), max_new_tokens, dtype=torch.bool)], dim=1)
     return sampling.generate(_Fed(model, kv, told), ids, max_new_tokens, **options)
+
+
+@correct("generate_cached")
+def generate_with_steps_only(model, ids, max_new_tokens, *, eos_id=None, is_token=None, **options):
+    """All of the prompt but its last token first; then every new token comes from a step, as in a uniform loop."""
+    B, T = ids.shape
+    if is_token is not None and not is_token[:, -1].all():
+        raise ValueError("the last column is padding")
+    padding = 0 if is_token is None else int((~is_token).sum(1).min())
+    if T - padding + max_new_tokens > model.config.context_length:
+        raise ValueError("no place for so much text")
+    c, weight, generator = model.config, next(model.parameters()), options.pop("generator", None)
+    options.setdefault("temperature", 1.0)
+    kv = library.KVCache(c.n_layers, B, c.n_kv_heads, c.head_dim, T + max_new_tokens, weight.dtype, weight.device)
+    told = None if is_token is None else torch.nn.functional.pad(is_token, (0, max_new_tokens), value=True)
+    training = {m for m in model.modules() if m.training}
+    model.eval()
+    if T > 1 and max_new_tokens > 0:
+        library.prefill(model, ids[:, :-1], kv, None if told is None else told[:, : T - 1])
+    ended = torch.zeros(B, 1, dtype=torch.bool)
+    for n in range(T, T + max_new_tokens):
+        logits = library.decode_step(model, ids[:, -1:], kv, None if told is None else told[:, :n])
+        new = _choose(logits, options, generator)[:, None]
+        if eos_id is not None:
+            new = torch.where(ended, torch.full_like(new, eos_id), new)
+            ended = ended | (new == eos_id)
+        ids = torch.hstack([ids, new])
+        if bool(ended.all()):
+            break
+    for m in training:
+        m.training = True
+    return ids

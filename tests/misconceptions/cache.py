@@ -402,7 +402,7 @@ class OneRoomForBoth(_Cache):
 
 @wrong(
     "KVCache",
-    caught_by="test_it_keeps_its_own_dtype_and_device",
+    caught_by="test_it_keeps_its_own_dtype",
     hint="The cache is float32 whatever `dtype` says. Hand it on where the memory is taken.",
 )
 class AlwaysFloat32(_Cache):
@@ -1358,8 +1358,8 @@ def generate_cutting_short(model, ids, max_new_tokens, *, is_token=None, **optio
 @wrong(
     "generate_cached",
     caught_by="test_the_text_must_fit",
-    hint="Padding is counted when the text is compared with context_length. It takes no position: "
-    "count the tokens of the longest row.",
+    hint="Padding is counted when the text is compared with context_length, or the cache has no room for it. "
+    "It takes no position, so count the longest row's tokens. In the cache it does take a place.",
 )
 def generate_padding_takes_room(model, ids, max_new_tokens, **options):
     def check(model, ids, max_new_tokens, is_token):

@@ -18,7 +18,7 @@ MUTANTS = {
         ("if end > capacity:", "if k.shape[2] > capacity:"),
         ("capacity, head_dim, dtype=dtype", "head_dim, capacity, dtype=dtype"),
         ("batch, n_kv_heads, capacity", "n_kv_heads, batch, capacity"),
-        ("dtype=dtype, device=device)", "dtype=dtype)"),
+        ("dtype=dtype, device=device)", "device=device)"),
         ("dtype: torch.dtype = torch.float32", "dtype: torch.dtype = torch.float64"),
         ("if not 0 <= i < len(self.layers):", "if not -1 <= i < len(self.layers):"),
         ("return self.layers[i]", "return self.layers[max(i, 0) // 2]"),
