@@ -923,10 +923,9 @@ def probe_generate_cached(generate_cached):
         first, second, third = (generate_cached(_flat(), many[:8], 3, generator=rng(n)) for n in (1, 1, 2))
         return torch.equal(first, second), torch.equal(first, third)
 
-    def twice():
-        model = _llama()
+    def twice(model, rows):
         generate_cached(model, _ids(2, 3), 3, **greedy)
-        return generate_cached(model, _ids(2, 3, 1), 3, **greedy)
+        return generate_cached(model, _ids(rows, 3, 1), 3, **greedy)
 
     return [
         *ask(_gpt(), _ids(2, 3), 4, **greedy),
@@ -951,7 +950,9 @@ def probe_generate_cached(generate_cached):
         drawn(temperature=1e6, top_p=0.5),
         drawn(temperature=1e6, top_k=3, top_p=0.5),
         outcome(repeated),
-        outcome(twice),
+        outcome(lambda: twice(_llama(), 2)),
+        outcome(lambda: twice(_gpt(), 2)),
+        outcome(lambda: twice(_gpt(), 1)),
     ]
 
 

@@ -34,6 +34,9 @@ FORBIDDEN = {
     "flash_attention_backward": [*_ATTENTION, torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward],
 }
 
+# Loops in Python, row by row even, are right and slow: on a busy machine they take a while.
+SECONDS = {"flash_attention": 30.0, "flash_attention_backward": 30.0}
+
 INF = math.inf
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -160,8 +163,8 @@ def _backward_meter(flash_attention_backward, n, causal):
     return meter
 
 
-# A right solution may look at a strip of tiles at a time, but not at more: `_is_small`. With four times the tokens it
-# needs four times the memory, where scores that are kept would need sixteen times as much: `_is_linear`. It is to skip
+# A right solution may look at a strip of tiles at a time, but not at more: `_is_small`. With three times the tokens it
+# needs three times the memory, where scores that are kept would need nine times as much: `_is_linear`. It is to skip
 # nearly half of the tiles, but may look at one too many in each row: `_is_spared`.
 
 
@@ -170,11 +173,11 @@ def _is_small(meter, n):
 
 
 def _is_linear(short, long):
-    return long.peak <= 4.2 * short.peak
+    return long.peak <= 3.5 * short.peak
 
 
 def _is_spared(causal, full):
-    return causal.work <= 0.75 * full.work
+    return causal.work <= 0.85 * full.work
 
 
 def _habits(measure, piece):
@@ -183,9 +186,9 @@ def _habits(measure, piece):
     def size(meter, n):
         return "small" if _is_small(meter, n) else "large" if meter.largest < n * n else "all"
 
-    short, long = (measure(piece, n, True) for n in (32, 128))
+    short, long = (measure(piece, n, False) for n in (32, 96))
     causal, full = (measure(piece, 64, causal) for causal in (True, False))
-    return size(full, 64), size(long, 128), _is_linear(short, long), causal.work <= 0.9 * full.work
+    return size(long, 96), size(causal, 64), _is_linear(short, long), _is_spared(causal, full)
 
 
 def _expect_small(meter, n, what):
@@ -200,7 +203,7 @@ def _expect_small(meter, n, what):
 def _expect_linear(short, long, what):
     expect(
         _is_linear(short, long),
-        f"{what} of 32 and of 128 tokens: expected at most about 4 times the memory, got {long.peak / short.peak:.1f} "
+        f"{what} of 32 and of 96 tokens: expected at most about 3 times the memory, got {long.peak / short.peak:.1f} "
         "times as much: are the tiles of scores or weights kept?",
     )
 
@@ -208,7 +211,7 @@ def _expect_linear(short, long, what):
 def _expect_spared(causal, full, what):
     expect(
         _is_spared(causal, full),
-        f"{what} of 96 queries and 96 keys, block_q=block_k={BLOCK}: expected 21 of the 36 tiles, 58% of the work, "
+        f"{what} of 64 queries and 64 keys, block_q=block_k={BLOCK}: expected 10 of the 16 tiles, 62% of the work, "
         f"with causal=True, got {causal.work / max(full.work, 1):.0%}",
     )
 
@@ -566,16 +569,16 @@ def test_layouts_and_arguments(flash_attention):
 
 
 def test_no_tensor_has_all_scores(flash_attention):
-    """128 queries and keys in tiles of 16 x 16: no tensor of 128 x 128 scores, and none as a mask either."""
-    for n, causal in ((64, False), (128, True)):
+    """96 queries and keys in tiles of 16 x 16: no tensor of 96 x 96 scores, and none as a mask either."""
+    for n, causal in ((64, True), (96, False)):
         meter = _forward_meter(flash_attention, n, causal)
         _expect_small(meter, n, f"attention, causal={causal},")
-    _expect_linear(_forward_meter(flash_attention, 32, True), meter, "attention")
+    _expect_linear(_forward_meter(flash_attention, 32, False), meter, "attention")
 
 
 def test_future_tiles_are_skipped(flash_attention):
-    """With causal=True tiles that lie in the future cost nothing: 21 of 36 tiles are left."""
-    _expect_spared(*(_forward_meter(flash_attention, 96, causal) for causal in (True, False)), "attention")
+    """With causal=True tiles that lie in the future cost nothing: 10 of 16 tiles are left."""
+    _expect_spared(*(_forward_meter(flash_attention, 64, causal) for causal in (True, False)), "attention")
 
 
 # flash_attention_backward --------------------------------------------------------------------------------------------
@@ -606,7 +609,7 @@ def _same_gradients(flash_attention_backward, given, *args, what, **kwargs):
 
 def _even(dtype):
     """Inputs in half precision whose out has no rounding error: all scores are 0, and the 64 values even out."""
-    q, k, v = _qkv(B=1, H=2, T=17, S=64, D=4, salt=170, dtype=dtype)
+    q, k, v = _qkv(B=1, H=4, K=2, T=17, S=64, D=4, salt=170, dtype=dtype)
     q[..., 2:], k[..., :2] = 0.0, 0.0
     return q, k, (v * 3).round()
 
@@ -619,7 +622,7 @@ def probe_flash_attention_backward(flash_attention_backward):
         return _parts(3, lambda: flash_attention_backward(*given, *args))
 
     even = _given(*_even(torch.float16))
-    half = _parts(3, lambda: flash_attention_backward(*even, False, 3, 8))
+    half = _parts(3, lambda: flash_attention_backward(*even, False, 5, 8))
     want = _gradients(*even[:4], False)
     rounded = None  # where the gradients are not even nearly right
     if alike(half, [w.half() for w in want]):
@@ -721,7 +724,7 @@ def test_half_precision_gradients(flash_attention_backward):
     for dtype in HALVES:
         given = _given(*_even(dtype))
         what = f"attention in {dtype}"
-        got = _several(flash_attention_backward(*given, False, 3, 8), NAMES, what)
+        got = _several(flash_attention_backward(*given, False, 5, 8), NAMES, what)
         for name, g, w in zip(NAMES, got, _gradients(*given[:4], False), strict=True):
             _rounded_once(g, w, dtype, f"{name} of {what}")
         given = _given(*_qkv(H=4, K=2, salt=151, dtype=dtype), True)
@@ -745,13 +748,13 @@ def test_backward_layouts_and_arguments(flash_attention_backward):
 
 
 def test_no_tensor_has_all_weights(flash_attention_backward):
-    """128 queries and keys in tiles of 16 x 16: no tensor of 128 x 128 weights is made, and none as a mask either."""
-    for n, causal in ((64, False), (128, True)):
+    """96 queries and keys in tiles of 16 x 16: no tensor of 96 x 96 weights is made, and none as a mask either."""
+    for n, causal in ((64, True), (96, False)):
         meter = _backward_meter(flash_attention_backward, n, causal)
         _expect_small(meter, n, f"gradients, causal={causal},")
-    _expect_linear(_backward_meter(flash_attention_backward, 32, True), meter, "gradients")
+    _expect_linear(_backward_meter(flash_attention_backward, 32, False), meter, "gradients")
 
 
 def test_future_tiles_need_no_gradient(flash_attention_backward):
-    """With causal=True tiles that lie in the future cost nothing: 21 of 36 tiles are left."""
-    _expect_spared(*(_backward_meter(flash_attention_backward, 96, causal) for causal in (True, False)), "gradients")
+    """With causal=True tiles that lie in the future cost nothing: 10 of 16 tiles are left."""
+    _expect_spared(*(_backward_meter(flash_attention_backward, 64, causal) for causal in (True, False)), "gradients")

@@ -36,7 +36,9 @@ def flash_kernel(
     """One tile of out and logsumexp: the program (i, h, b) owns the queries from i * BLOCK_Q of head h of row b.
 
     The pointers are those of q (B, H, T, D), k and v (B, K, S, D), out (B, H, T, D) and logsumexp (B, H, T), which is
-    contiguous, float32. Strides are in elements, one for each axis. T and S need not be multiples of the blocks.
+    contiguous, float32: the natural logarithm of a query's sum of exp(score), scores divided by sqrt(D). Strides are in
+    elements, one for each axis. T and S need not be multiples of the blocks. With `causal` query t sees the keys up to
+    S - T + t, and tiles that lie wholly in the future are not computed.
     """
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_Q  # causal: the longest tiles start first
     h, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)

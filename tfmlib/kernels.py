@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 
-def _read_only(**options):
-    """Stands in for triton.jit: leaves a kernel as it is."""
-    return lambda kernel: kernel
+def _read_only(kernel=None, **options):
+    """Stands in for triton.jit, with options or without: leaves a kernel as it is."""
+    return (lambda kernel: kernel) if kernel is None else kernel
 
 
 _STAND_INS = SimpleNamespace(jit=_read_only), SimpleNamespace(constexpr=object), "missing"

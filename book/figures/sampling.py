@@ -1,10 +1,12 @@
 """Chapter 11's experiments. Each returns its figure, where it has one, and the texts which the page quotes by name."""
 
 import functools
+import json
 import math
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -71,12 +73,6 @@ def next_word(story: str) -> Tensor:
     """The model's logits for the word after a story that has begun: (V,)."""
     with torch.no_grad():
         return model()(torch.tensor([LAND.encode(story)[:-1]]))[0, -1]
-
-
-def log_probs(ids: Tensor) -> Tensor:
-    """The model's log-probabilities of the next word: (N, T) -> (N, V)."""
-    with torch.no_grad():
-        return model()(ids)[:, -1].log_softmax(-1)
 
 
 # --- why generation is serial -----------------------------------------------------------------------------------------
@@ -149,10 +145,10 @@ def reshaped() -> tuple[Figure, dict[str, str]]:
     """The next word after BEGUN: the grammar's chances, the model's, and what each rule leaves of them."""
     logits = next_word(BEGUN)
     rules = {
-        "the model, T = 1": logits,
-        "greedy, T = 0": sampling.apply_temperature(logits, 0),
-        "T = 0.5": sampling.apply_temperature(logits, 0.5),
-        "T = 2": sampling.apply_temperature(logits, 2),
+        "the model, τ = 1": logits,
+        "greedy, τ = 0": sampling.apply_temperature(logits, 0),
+        "τ = 0.5": sampling.apply_temperature(logits, 0.5),
+        "τ = 2": sampling.apply_temperature(logits, 2),
         "top-k, k = 2": sampling.keep_top_k(logits, 2),
         "top-p, p = 0.9": sampling.keep_top_p(logits, 0.9),
     }
@@ -165,6 +161,8 @@ def reshaped() -> tuple[Figure, dict[str, str]]:
     first, _, cold, hot, *_ = shares.values()
     claim(logits.argmax().item() == places[0], "the likeliest word is 'She'")
     claim(cold[0] > first[0] > hot[0], "a low temperature sharpens and a high one flattens")
+    nucleus = shares["top-p, p = 0.9"]
+    claim(min(nucleus[:-1]) > 0 and nucleus[-1] < first[-1], "top-p keeps the right words, and cuts from the tail")
     claim(cold[-1] < first[-1] < hot[-1], "a high temperature feeds the tail")
 
     def paint(canvas):
@@ -172,7 +170,8 @@ def reshaped() -> tuple[Figure, dict[str, str]]:
         for ax, (name, values) in zip(axes.flat, shares.items(), strict=True):
             ax.barh(range(len(names)), values, color=[colour(0)] * len(TRUE) + [colour(1)])
             for y, value in enumerate(values):
-                ax.text(value + 0.02, y, f"{value:.2f}" if value > 1e-6 else "0", va="center", fontsize=9)
+                mark = [*TRUE.values(), 0][y] if ax is axes[0, 0] else 0
+                ax.text(max(value, mark) + 0.03, y, f"{value:.2f}" if value > 1e-6 else "0", va="center", fontsize=9)
             ax.set(title=name, xlim=(0, 1.18), xticks=[0, 0.5, 1], yticks=range(len(names)), yticklabels=names)
             ax.grid(axis="y", visible=False)
             ax.set_axisbelow(True)
@@ -186,9 +185,13 @@ def reshaped() -> tuple[Figure, dict[str, str]]:
         return ", ".join(f"{word} {value:.2f}" for word, value in zip(names, values, strict=True))
 
     alt = "Six bar charts of the next word's probabilities. " + ". ".join(f"{k}: {said(v)}" for k, v in shares.items())
-    p = logits.softmax(-1)
-    texts = {"begun": BEGUN, "n_half": str(int((p.sort(descending=True).values.cumsum(0) < 0.9).sum()) + 1)}
-    texts |= {"tail_1": f"{first[-1]:.3f}", "tail_half": f"{cold[-1]:.3f}", "tail_2": f"{hot[-1]:.2f}"}
+    texts = {"begun": BEGUN}
+    texts |= {
+        "tail_p": f"{nucleus[-1]:.3f}" if nucleus[-1] > 1e-6 else "0",
+        "tail_1": f"{first[-1]:.3f}",
+        "tail_half": f"{cold[-1]:.3f}",
+        "tail_2": f"{hot[-1]:.2f}",
+    }
     texts |= {"she_1": f"{first[0]:.2f}", "she_half": f"{cold[0]:.2f}", "she_2": f"{hot[0]:.2f}"}
     texts |= {"n_others": str(len(LAND.vocabulary) - len(TRUE))}
     return draw(paint, alt + ".", size=(6.6, 4.2)), texts
@@ -269,6 +272,14 @@ def go_on(begun: list[str], times: int = 1, seed: int = 0, **how) -> list[list[s
     return [stories[i : i + times] for i in range(0, len(stories), times)]
 
 
+def greedy() -> dict[str, str]:
+    """What greedy decoding makes of the first beginning."""
+    begun = beginnings(1)
+    end = go_on(begun, temperature=0)[0][0].removeprefix(begun[0]).strip()
+    claim(end.count("goes to the") > 2, "the greedy end goes from place to place")
+    return {"begun0": begun[0], "greedy_text": end}
+
+
 @functools.cache
 @one_thread()
 def measured(n: int = 12, times: int = 10, seed: int = 0) -> tuple[dict, dict, Judged]:
@@ -291,19 +302,15 @@ def quality() -> tuple[Figure, dict[str, str]]:
 
     def paint(canvas):
         ax = canvas.subplots()
-        for found, name, style in ((by_t, "temperature", "o-"), (by_p, "top-p, T = 1", "s--")):
+        for found, name, style in ((by_t, "temperature", "o-"), (by_p, "top-p, τ = 1", "s--")):
             points = list(found.values())
             ax.plot([100 * x.distinct for x in points], [100 * x.allowed for x in points], style, label=name)
-        for found, sign, below in ((by_t, "", True), (by_p, "p=", False)):
-            for key, x in found.items():
-                shift = (6, -13) if below else (-10, 8)
-                ax.annotate(
-                    f"{sign}{key:g}",
-                    (100 * x.distinct, 100 * x.allowed),
-                    xytext=shift,
-                    textcoords="offset points",
-                    fontsize=8.5,
-                )
+        names = {0: (8, -3), 0.3: (-8, 9), 0.6: (-6, -15), 1: (8, 0), 1.25: (8, 0), 1.5: (-32, -4)}
+        points = [(f"τ={t:g}", by_t[t], shift) for t, shift in names.items()]
+        points += [("p=0.5", by_p[0.5], (-8, 9)), ("p=0.9", by_p[0.9], (-12, 10))]
+        for name, x, shift in points:
+            place = (100 * x.distinct, 100 * x.allowed)
+            ax.annotate(name, place, xytext=shift, textcoords="offset points", fontsize=9)
         ax.plot([100 * grammar.distinct], [100 * grammar.allowed], "*", color=ink(), markersize=13, label="the grammar")
         ax.set(title="Ten ends of each beginning", xlabel="distinct sentences (%)", ylabel="allowed sentences (%)")
         ax.legend(loc="lower center")
@@ -325,7 +332,7 @@ def quality() -> tuple[Figure, dict[str, str]]:
             }
     alt = "Share of allowed sentences against share of distinct ones. "
     alt += "; ".join(
-        f"T = {t:g}: {percent(x.allowed)} allowed, {percent(x.distinct)} distinct" for t, x in by_t.items()
+        f"τ = {t:g}: {percent(x.allowed)} allowed, {percent(x.distinct)} distinct" for t, x in by_t.items()
     )
     alt += "; " + "; ".join(f"p = {p:g}: {percent(x.allowed)}, {percent(x.distinct)}" for p, x in by_p.items())
     return draw(paint, f"{alt}; the grammar: 100 %, {percent(grammar.distinct)}.", size=(6.2, 4)), texts
@@ -334,15 +341,44 @@ def quality() -> tuple[Figure, dict[str, str]]:
 # --- likelier text ----------------------------------------------------------------------------------------------------
 
 
-def log_likelihood(stories: list[str], skip: int) -> list[float]:
-    """ln p of each story's words after the first `skip` ids, END included, by the model."""
-    net, found = model(), []
-    for story in stories:
-        ids = torch.tensor([LAND.encode(story)])
-        with torch.no_grad():
-            log_p = net(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[0, :, 0]
-        found.append(log_p[skip - 1 :].sum().item())
-    return found
+@functools.cache
+def _told(words: tuple[str, ...]) -> tuple[storyland.Scene, tuple[str, ...]]:
+    """The scene after the last full stop of a story that is allowed so far, and the words since then."""
+    if not words:
+        return storyland.Scene(), ()
+    scene, since = _told(words[:-1])
+    since = (*since, words[-1])
+    if words[-1] != ".":
+        return scene, since
+    pairs = ((rule, LAND._match(rule, scene, list(since))) for rule, _ in LAND._choices(scene))
+    return next((rule.after(scene, drawn), ()) for rule, drawn in pairs if drawn is not None)
+
+
+@functools.cache
+def _next_words(words: tuple[str, ...]) -> Tensor:
+    """The grammar's own log-probabilities of the next word: (V,)."""
+    scene, since = _told(words)
+    if scene.stage == "over":
+        return torch.full((len(LAND.vocabulary),), -math.inf).index_fill(0, torch.tensor(END), 0.0)
+    chances = torch.zeros(len(LAND.vocabulary))
+    for rule, chance in LAND._choices(scene):
+        for pattern, word in zip(rule.words, (*since, None), strict=False):
+            slot = pattern.strip("[+]")
+            may = [LAND._recall(slot, scene)] if pattern[0] == "[" else [pattern]
+            may = LAND._pool(slot, scene) if pattern.startswith("[+") else may
+            if word is None:
+                for one in may:
+                    chances[LAND.vocabulary.index(one)] += chance / len(may)
+            elif word in may:
+                chance /= len(may)
+            else:
+                break
+    return (chances / chances.sum()).log()
+
+
+def perfect(ids: Tensor) -> Tensor:
+    """What a model without errors would give: (N, T) -> (N, V)."""
+    return torch.stack([_next_words(tuple(LAND.vocabulary[i] for i in row[1:])) for row in ids.tolist()])
 
 
 def likeliest(scene: storyland.Scene) -> float:
@@ -353,52 +389,40 @@ def likeliest(scene: storyland.Scene) -> float:
     return max(math.log(chance) - math.log(n) + likeliest(after) for _, chance, n, after in ways)
 
 
-@one_thread()
 def beams(n: int = 6, seed: int = 0) -> dict[str, str]:
-    """Ends of stories: greedy, found by beam search, sampled, and the grammar's own."""
-    begun, texts, found = beginnings(n), {}, {}
-    prompts = [torch.tensor(LAND.encode(story)[:-1]) for story in begun]
-    skip = len(prompts[0])
+    """Ends of stories with the grammar's own chances: greedy, found by beam search, and drawn."""
+    begun, texts, found = beginnings(n), {"b_n": str(n)}, {}
+    whole, room = LAND.log_prob, LAND.longest - len(LAND.encode(begun[0])) + 1
+    first = -sum(math.log(len(pool)) for pool in (LAND.girls + LAND.boys, LAND.homes, LAND.colours, LAND.things))
 
-    def search(n_beams: int) -> list[list[tuple[Tensor, float]]]:
-        room = LAND.longest - skip
-        return [sampling.beam_search(log_probs, prompt, n_beams, room, END) for prompt in prompts]
-
-    def note(name: str, stories: list[str], log_p: list[float]) -> None:
-        verdicts = [v for story in stories for v in LAND.judge(story)[2:]]
-        found[name] = statistics.mean(log_p)
-        texts.update({f"{name}_logp": f"{found[name]:.2f}".replace("-", "−")})
-        texts.update({f"{name}_sentences": f"{len(verdicts) / len(stories):.1f}"})
-        texts.update({f"{name}_ok": percent(sum(v.allowed for v in verdicts) / len(verdicts))})
-
-    results = {}
-    for name, n_beams in (("b1", 1), ("b4", 4), ("b16", 16)):
-        results[name] = search(n_beams)
-        best = [LAND.decode(beams[0][0]) for beams in results[name]]
-        note(name, best, log_likelihood(best, skip))
-        texts[f"{name}_text"] = (
-            LAND.judge(best[0])[2].sentence + " " + " ".join(v.sentence for v in LAND.judge(best[0])[3:])
+    def note(name: str, stories: list[str]) -> None:
+        found[name] = statistics.mean(whole(story) - first for story in stories)
+        n_sentences = statistics.mean(len(LAND.judge(story)) - 2 for story in stories)
+        texts.update(
+            {f"{name}_logp": f"{found[name]:.2f}".replace("-", "−"), f"{name}_sentences": f"{n_sentences:.1f}"}
         )
-    for name, how in (("drawn", {}), ("nucleus", {"top_p": 0.9})):
-        stories = [story for ends in go_on(begun, 10, seed, **how) for story in ends]
-        note(name, stories, log_likelihood(stories, skip))
+        texts[f"{name}_text"] = stories[0].removeprefix(begun[0]).strip()
+
+    for n_beams in (1, 4, 16):
+        prompts = [torch.tensor(LAND.encode(story)[:-1]) for story in begun]
+        best = [sampling.beam_search(perfect, prompt, n_beams, room, END) for prompt in prompts]
+        note(f"b{n_beams}", [LAND.decode(beams[0][0]) for beams in best])
+        if n_beams == 16:
+            note("worst", [LAND.decode(beams[-1][0]) for beams in best])
     own = rng(seed)
-    stories = [own_end(story, own) for story in begun for _ in range(10)]
-    note("own", stories, log_likelihood(stories, skip))
+    note("own", [own_end(story, own) for story in begun for _ in range(100)])
     scene = storyland.Scene(stage="event", hero="Anna", home="Rome", colour="red", thing="ball")
     top, entropy = likeliest(scene), LAND._outlook(scene, {})[0]
-    texts |= {
-        "top_p": percent(math.exp(top)),
-        "top_logp": f"{top:.2f}".replace("-", "−"),
-        "end_entropy": f"{entropy:.2f}",
-    }
-    texts["begun0"], texts["b1_begin"] = begun[0], " ".join(texts["b1_text"].split()[:15])
-    claim(found["b1"] < found["drawn"], "greedy text is less likely than what is drawn")
-    claim(found["b4"] > found["b1"], "beam search finds likelier text than greedy")
-    claim(found["b16"] > found["drawn"] + 5, "sixteen beams find text that is far likelier than what is drawn")
-    worst = [log_likelihood([LAND.decode(beams[-1][0])], skip)[0] for beams in results["b4"]]
-    texts["b4_worst"] = f"{statistics.mean(worst):.2f}".replace("-", "−")
-    return texts
+    texts |= {"top_share": percent(math.exp(top)), "top_logp": f"{top:.2f}".replace("-", "−")}
+    claim(abs(found["own"] + entropy) < 0.6, "drawn ends have the entropy on average")
+    claim(
+        max(found["b1"], found["b4"]) < found["own"] - 3, "greedy and four beams find less likely ends than those drawn"
+    )
+    claim(
+        abs(found["b16"] - top) < 1e-6 and found["worst"] < found["b1"] + 1,
+        "sixteen beams find the likeliest end of all",
+    )
+    return texts | {"end_entropy": f"−{entropy:.2f}"}
 
 
 # --- seeds, and rounding ----------------------------------------------------------------------------------------------
@@ -425,7 +449,7 @@ def chance(n: int = 16) -> dict[str, str]:
 @one_thread()
 def cost(V: int = 50257, C: int = 768, batches: tuple[int, ...] = (1, 16)) -> dict[str, str]:
     """Milliseconds of the steps of sampling, next to the product of GPT-2's head, on one core."""
-    head, texts = torch.randn(V, C, generator=rng(0)) / C**0.5, {}
+    head, texts, grows = torch.randn(V, C, generator=rng(0)) / C**0.5, {}, {}
     for B in batches:
         x = 3 * torch.randn(B, C, generator=rng(1))
         logits = x @ head.T
@@ -439,7 +463,9 @@ def cost(V: int = 50257, C: int = 768, batches: tuple[int, ...] = (1, 16)) -> di
         }
         for name, step in steps.items():
             ms = _milliseconds(step)
+            grows[name] = ms / grows.get(name, 1)
             texts[f"{name}_{B}"] = f"{ms:.2f}" if ms < 1 else f"{ms:.1f}"
+    claim(grows["head"] < grows["sort"], "in a batch the sort grows by more than the product")
     return texts
 
 
@@ -458,8 +484,11 @@ def mistakes() -> dict[str, str]:
     """What mistakes do to the distribution after BEGUN, and to small ones."""
     logits = next_word(BEGUN)
     p = logits.softmax(-1)
+    found = json.loads(Path(__file__).with_name("checkpoint.json").read_text(encoding="utf-8"))
+    phrase = "a gentle hum of precision, as I"
+    claim(found["text"].count(phrase) == 2 and found["n_tokens"] == 60, "the checkpoint repeats itself")
     she = LAND.vocabulary.index("She")
-    texts = {"wrong_multiplied": f"{(logits * 0.5).softmax(-1)[she]:.2f}"}
+    texts = {"phrase": phrase, "wrong_multiplied": f"{(logits * 0.5).softmax(-1)[she]:.2f}"}
     halved = p / 0.5
     claim(torch.allclose(halved / halved.sum(), p), "dividing probabilities changes nothing")
     twice = p.softmax(-1)
@@ -471,9 +500,9 @@ def mistakes() -> dict[str, str]:
     texts["sure"] = percent((sure > 0.9).float().mean().item())
     none = dropped_crossing(torch.tensor([0.95, 0.04, 0.01]).log(), 0.9)
     claim(_kept(none) == "0" and bool(none.softmax(-1).isnan().all()), "nothing is left, and the softmax is NaN")
-    rising, order = p.sort()
-    enough = int((rising.cumsum(0) < 0.9).sum()) + 1
-    texts["wrong_end_she"] = "0" if she not in order[:enough] else f"{p[she] / rising[:enough].sum():.2f}"
+    enough = int((p.sort().values.cumsum(0) < 0.9).sum()) + 1
+    texts["wrong_end"] = str(enough)
+    claim(enough == len(p), "a sum from the rare end cuts nothing")
     ties = torch.tensor([1.0, 3, 3, 3])
     texts["ties"] = str(int((ties >= ties.topk(2).values[-1]).sum()))
     tiny = (torch.tensor([4.0, 1.0]).half() / 1e-5).softmax(-1)
@@ -486,5 +515,5 @@ def mistakes() -> dict[str, str]:
         0
     ].tolist()
     after = out[out.index(END) + 1 :]
-    texts["after_end"] = " ".join(LAND.vocabulary[i] for i in after[:6])
+    texts["after_end"] = " ".join(LAND.vocabulary[i] for i in after[:8])
     return texts

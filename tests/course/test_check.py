@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import tfmlib.attention
-from tfmlib import pieces
+from tfmlib import cache, flash_triton, kernels, pieces
 from tfmlib.course import check as judge
 from tfmlib.course import limits
 
@@ -136,6 +136,31 @@ def test_a_subclass_of_the_reference_is_no_solution():
     assert got.share == 0
     assert "calls tfmlib's own `MultiHeadAttention`, the very thing to be written here" in str(got)
     assert pieces.reference("MultiHeadAttention")(8, 2)(torch.ones(1, 2, 8)).shape == (1, 2, 8)
+
+
+def test_parts_of_the_reference_are_no_solution():
+    """A kernel or a helper class of tfmlib's is closed while the piece that it is part of is judged, and then back."""
+    before = cache.CacheLayer, flash_triton.flash_kernel
+    borrowed = """
+        from tfmlib import cache
+
+        class KVCache:
+            def __init__(self, n_layers, batch, n_kv_heads, head_dim, capacity, dtype=torch.float32, device="cpu"):
+                rows = torch.zeros(n_layers, 2, batch, n_kv_heads, capacity, head_dim, dtype=dtype)
+                self.layers = [cache.CacheLayer(*pair) for pair in rows]
+    """
+    assert "KVCache calls tfmlib's own `CacheLayer`" in str(report(borrowed, "KVCache"))
+    if kernels.RUNS_ON != "missing":
+        launched = """
+            from tfmlib import flash_triton, kernels
+
+            def flash_attention_triton(q, k, v, causal=False):
+                return kernels.launch(flash_triton.flash_kernel, q, k, v, causal)
+        """
+        said = str(report(launched, "flash_attention_triton"))
+        assert "flash_attention_triton calls tfmlib's own `flash_kernel`" in said
+    assert (cache.CacheLayer, flash_triton.flash_kernel) == before
+
 
 
 def test_an_exception_shows_the_learners_lines_only():

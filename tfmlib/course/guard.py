@@ -69,6 +69,19 @@ def _entrance(reference: Callable) -> str:
     return "__init__" if inspect.isclass(reference) else "__code__"
 
 
+class _Closed:
+    """Stands in for a part of the reference, such as a kernel or a helper class, while a piece is judged."""
+
+    def __init__(self, said: str):
+        self._said = said
+
+    def __call__(self, *args, **kwargs):
+        raise Shortcut(self._said)
+
+    def __getitem__(self, grid):
+        raise Shortcut(self._said)
+
+
 _closed: list[tuple[Callable, str, object]] = []  # of torch's, just now: whose, which attribute, what belongs there
 
 
@@ -76,13 +89,17 @@ _closed: list[tuple[Callable, str, object]] = []  # of torch's, just now: whose,
 def left_as_found(name: str) -> Iterator[None]:
     """Undo what an interrupt in the middle of a guarded call may have left behind."""
     reference = pieces.reference(name)
-    part = _entrance(reference)
-    own = getattr(reference, part)
+    entrance = _entrance(reference)
+    own = getattr(reference, entrance)
+    home = pieces.find(name).home
+    parts = {part: getattr(home, part) for part in pieces.find(name).parts}
     functions, operations = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     try:
         yield
     finally:
-        setattr(reference, part, own)
+        setattr(reference, entrance, own)
+        for part, theirs in parts.items():
+            setattr(home, part, theirs)
         while _closed:
             setattr(*_closed.pop())
         while torch._C._len_torch_function_stack() > functions:
@@ -98,9 +115,13 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
     if piece is reference:
         yield
         return
-    part = _entrance(reference)
-    own = getattr(reference, part)
-    setattr(reference, part, _reference_called if part == "__init__" else _reference_called.__code__)
+    entrance = _entrance(reference)
+    own = getattr(reference, entrance)
+    home = pieces.find(name).home
+    parts = {part: getattr(home, part) for part in pieces.find(name).parts}
+    setattr(reference, entrance, _reference_called if entrance == "__init__" else _reference_called.__code__)
+    for part in parts:
+        setattr(home, part, _Closed(_said(name, f"tfmlib's own `{part}`")))
     try:
         yield
     except Shortcut as shortcut:
@@ -108,7 +129,9 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
             raise
         raise Shortcut(_said(name, f"tfmlib's own `{name}`")) from None
     finally:
-        setattr(reference, part, own)
+        setattr(reference, entrance, own)
+        for part, theirs in parts.items():
+            setattr(home, part, theirs)
 
 
 def _can_be_closed(thing: Callable) -> bool:
