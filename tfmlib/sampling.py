@@ -90,11 +90,11 @@ def beam_search(
     """Search for the likeliest continuations of a prompt (T,): the best (ids, score) first, at most n_beams.
 
     `log_probs(ids)` gives the log-probabilities of the next token, (N, T) -> (N, V). `ids` begin with the prompt.
-    `score` is the sum of the new tokens' log-probabilities, divided by their number ** length_penalty. A beam that has
-    chosen `eos_id`, which counts as one of its tokens, grows no more. At each step finished beams and all continuations
-    are ranked by score together, and the best n_beams stay; fewer where fewer exist, as a token of log-probability -inf
-    is no continuation. Of equal scores the one that was found first stays: the better beam, then the lower id.
-    Raises ValueError if n_beams < 1.
+    `score` is the sum of the new tokens' log-probabilities, divided by their number ** length_penalty; 0 if there are
+    none. A beam that has chosen `eos_id`, which counts as one of its tokens, grows no more. At each step finished beams
+    and all continuations are ranked by score together, and the best n_beams stay. Of equal scores that of the better
+    beam of the step before comes first, then the lower id. A token of log-probability -inf is no continuation, so there
+    may be fewer beams, or none. Raises ValueError if n_beams < 1.
 
     >>> log_probs = lambda ids: torch.tensor([[0.6, 0.4]]).log().expand(len(ids), 2)
     >>> [ids.tolist() for ids, score in beam_search(log_probs, torch.tensor([1]), 2, 2)]

@@ -21,6 +21,7 @@ START, END = 1, 2  # Storyland's ids
 
 
 def percent(x: float) -> str:
+    """A share as 12 %."""
     return f"{100 * x:.0f} %"
 
 

@@ -117,11 +117,12 @@ begin("11-sampling")
 # - A beam's score is the sum of its new tokens' log-probabilities, divided by their number `** length_penalty`. `ids`
 #   begin with the prompt.
 # - In each step every growing beam is continued by every token. Finished beams and all continuations are ranked by
-#   score together, and the best `n_beams` stay. Of equal scores the one that was found first stays: the better beam,
+#   score together, and the best `n_beams` stay. Of equal scores that of the better beam of the step before comes first,
 #   then the lower id.
 # - A beam that chose `eos_id` is finished: it counts that token, and grows no more. The prompt may end with it.
-# - A token of log-probability `-inf` is no continuation, so there may be fewer beams.
-# - The search ends after `max_new_tokens`, or when no beam grows. `n_beams < 1` is a `ValueError`.
+# - A token of log-probability `-inf` is no continuation, so there may be fewer beams, or none.
+# - The search ends after `max_new_tokens`, or when no beam grows. Without new tokens the score is 0. `n_beams < 1` is a
+#   `ValueError`.
 
 # %% piece="beam_search"
 

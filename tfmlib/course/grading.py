@@ -54,6 +54,9 @@ def learners() -> list[Learner]:
                 "The decay is added to the gradient, as in plain Adam",
                 "in which a label of a small micro-batch weighs more",
                 "Scores are counted for the K key heads",
+                "The token that crosses p is dropped",
+                "Padding is hidden, but still takes positions",
+                "The mixed values are not rescaled when the maximum moves",
             ),
         ),
         Learner("half", half, "some pieces of each lab done"),
@@ -73,6 +76,9 @@ _WRONG = {
     "08-optim": "AdamW",
     "09-training": "accumulate_gradients",
     "10-costs": "forward_flops",
+    "11-sampling": "keep_top_p",
+    "12-cache": "prefill",
+    "13-flash": "flash_attention",
 }
 
 
