@@ -14,7 +14,7 @@ class CacheLayer:
 
     `append(k, v)` adds those of T new tokens, (B, K, T, D) each, and returns all so far, (B, K, length, D) each. They
     are kept without gradients, in the cache's dtype. Raises ValueError, and keeps nothing, for another batch, number of
-    heads or width, and where there is no room.
+    heads or width, for k and v of different length, and where there is no room.
 
     >>> layer = CacheLayer(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4, 2))
     >>> keys, values = layer.append(torch.ones(1, 1, 3, 2), torch.ones(1, 1, 3, 2))
@@ -153,7 +153,8 @@ def generate_cached(
     The prompt is fed once, then one token at a time. `model` is a GPT or a Llama; the cache gets its sizes from
     `model.config`, and the dtype and the device of its weights. Prompts of unequal length stand in one batch padded on
     the left, `is_token` (B, T) False for padding: each row is continued as if it were alone. Raises ValueError if the
-    last column of `is_token` has padding, or if the text would not fit into `model.config.context_length`.
+    last column of `is_token` has padding, or if what is fed, the text without its last token, does not fit into
+    `model.config.context_length`.
     """
     config, n_rows = model.config, ids.shape[1] + max(max_new_tokens - 1, 0)  # the last token is not fed
     if is_token is not None and not is_token[:, -1].all():

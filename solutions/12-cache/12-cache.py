@@ -49,7 +49,8 @@ begin("12-cache")
 # - `reset()`: forget all.
 #
 # It is for inference: it keeps no gradients. A `ValueError`, and nothing is kept: no room for the new tokens; another
-# batch, head number or width; a layer that is not there (there are no negative ones); a negative length to trim to.
+# batch, head number or width; `k` and `v` of different length; a layer that is not there (there are no negative ones);
+# a negative length to trim to.
 #
 # The cell has two classes, one layer and all layers. You may write it in another way.
 
@@ -96,8 +97,8 @@ begin("12-cache")
 # those of the model's weights. The last token of all need not be fed.
 #
 # `is_token` `(B, T)` is for prompts of unequal length: each row goes on as if it were alone. Tokens that come later are
-# tokens. A `ValueError`, before any work: padding in the last column; a text that does not fit into
-# `model.config.context_length`, its padding not counted.
+# tokens. A `ValueError`, before any work: padding in the last column; what is fed does not fit into
+# `model.config.context_length`, padding not counted.
 #
 # **A hint.** `generate` needs something it can call with all ids so far, and that gives logits `(B, ..., V)`. Give it a
 # module which holds the model and a cache, and feeds only what is new: `CachedModel`. Or write the loop again.

@@ -95,7 +95,7 @@ def theirs_of(model: gpt.GPT):
 
 
 def seconds_of(runs: dict[str, Callable[[], Tensor]], n_rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """The least seconds of each, from rounds in which all take turns. Raises AssertionError unless all write the same."""
+    """The least seconds of each, from rounds in which all take turns. An AssertionError unless all write the same."""
     texts = {name: run() for name, run in runs.items()}  # also warms up
     first = next(iter(texts.values()))
     assert all(torch.equal(text, first) for text in texts.values()), "not the same text"

@@ -162,7 +162,6 @@ def test_parts_of_the_reference_are_no_solution():
     assert (cache.CacheLayer, flash_triton.flash_kernel) == before
 
 
-
 def test_an_exception_shows_the_learners_lines_only():
     got = report("def helper(x):\n    return x.nothing\n\ndef softmax(x, dim=-1):\n    return helper(x)\n")
     message = got.results[0].message
