@@ -44,8 +44,8 @@ def flash_attention(
     q (B, H, T, D), k (B, K, S, D), v (B, K, S, Dv). `out` is softmax(q k^T / sqrt(D)) v, in q's dtype. `logsumexp` is
     the natural logarithm of each query's sum of exp(score), scores scaled: all that the backward pass needs of them.
     With `causal` the queries are the last T of the S tokens, and tiles that lie in the future are skipped. A query that
-    sees nothing gets 0, and -inf. Computed in at least float32, as `logsumexp` is. No tensor has T x S entries.
-    Dao (2023), algorithm 1.
+    sees nothing gets 0, and -inf. Computed in at least float32, as `logsumexp` is. Nothing of size T x S ever exists,
+    in one tensor or in many. Dao (2023), algorithm 1.
 
     >>> out, logsumexp = flash_attention(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 2, 4), torch.eye(2)[None, None])
     >>> out.tolist(), round(logsumexp.item(), 4)  # log(2)
@@ -93,7 +93,8 @@ def flash_attention_backward(
     """The gradients dq, dk, dv of `flash_attention`, tile by tile, shaped and typed as q, k and v.
 
     `grad_out` (B, H, T, Dv) is the gradient of `out`; `out` and `logsumexp` are what the forward pass gave. A tile's
-    weights are computed again, exp(score - logsumexp), so nothing of size T x S was kept and none is made. dk and dv
+    weights are computed again, exp(score - logsumexp), so nothing of size T x S was kept and none is made; and without
+    torch's autograd. dk and dv
     sum over the query heads of their group. Computed in at least float32. Dao et al. (2022), algorithm 4; Dao (2023).
     """
     (B, H, T, D), (K, S, Dv) = q.shape, v.shape[1:]

@@ -22,7 +22,8 @@
 # **Letters.** `B` rows, `H` query heads, `K` key/value heads, `T` queries, `S` keys, `D` width of a query and a key,
 # `Dv` of a value. Query head `h` reads key/value head `h // (H // K)`.
 #
-# **Not to be called:** torch's `softmax`, `log_softmax`, `logsumexp` and `scaled_dot_product_attention`.
+# **Not to be called:** torch's `softmax`, `log_softmax`, `logsumexp`, `logcumsumexp` and
+# `scaled_dot_product_attention`; in the backward pass `autograd` and `backward`.
 
 # %% setup="13-flash"
 import math
@@ -59,8 +60,8 @@ begin("13-flash")
 # `(B, H, T, Dv)` in q's dtype, and `logsumexp` `(B, H, T)`: the natural logarithm of each query's sum of `exp(score)`,
 # scores scaled.
 #
-# - No tensor may have `T x S` entries for a head: the check measures it. `T` and `S` need not be multiples of the
-#   blocks.
+# - Nothing of size `T x S` may exist, in one tensor or in many: the check measures it. `T` and `S` need not be
+#   multiples of the blocks.
 # - `causal`: the queries are the last `T` of the `S` tokens, so query `t` sees keys up to `S - T + t`. Skip tiles that
 #   lie wholly in the future.
 # - A query that sees nothing (`T > S`) gets 0, and a `logsumexp` of `-inf`.
@@ -200,10 +201,10 @@ from tfmlib.flash_triton import flash_in_models
 from tfmlib.models import llama
 
 torch.manual_seed(0)
-task = train.prepare("python-docs", length=48, batch_size=16, vocab_size=400)
+task = train.prepare("python-docs", length=48, batch_size=16, vocab_size=512)
 sizes = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "context_length": 96}
-model = llama.Llama(llama.LlamaConfig(**sizes, vocab_size=400)).to(device)
-recipe = training.Recipe(steps=200, lr_peak=8e-3, warmup=10)
+model = llama.Llama(llama.LlamaConfig(**sizes, vocab_size=512)).to(device)
+recipe = training.Recipe(steps=400, lr_peak=4e-3, lr_floor=2e-4, warmup=20)
 records = training.train(model, task.batches, recipe, progress=False)
 print(f"{task.vocab_size} tokens, loss {records[0].loss:.2f} -> {records[-1].loss:.2f}")
 

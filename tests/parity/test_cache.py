@@ -93,6 +93,21 @@ def test_generate_cached_is_generate(name, seed):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_stored_by_columns_a_model_is_the_same(name):
+    model, ids = made(name, torch.float64), torch.arange(20)[None]
+    want = model(ids).detach()
+    before = {key: (value.shape, value.clone()) for key, value in model.state_dict().items()}
+    cache.store_by_columns(model)
+    assert model.blocks[0].mlp.up.weight.stride() == (1, model.blocks[0].mlp.up.out_features)
+    assert all(
+        value.shape == shape and value.equal(old)
+        for (shape, old), value in zip(before.values(), model.state_dict().values(), strict=True)
+    )
+    torch.testing.assert_close(model(ids).detach(), want)
+    model(ids).sum().backward()  # it can still be trained
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_bytes_measured_are_bytes_counted(name):
     model = made(name)
     with Alive() as alive:
