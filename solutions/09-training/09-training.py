@@ -157,14 +157,14 @@ print(f"ln V = {math.log(config.vocab_size):.3f}")
 # ### Storyland
 #
 # A little language whose entropy is known exactly: no model can have a lower loss. `train` is the loop of the lesson.
-# Half a minute on a CPU; with more steps the loss comes closer to the floor.
+# Some ten seconds on a CPU; with more steps the loss comes closer to the floor.
 
 # %%
 print(land.story(torch.Generator().manual_seed(3)))
 torch.manual_seed(0)
 model = GPT(config)
 unseen = [next(land.batches(128, torch.Generator().manual_seed(1)))]
-recipe = training.Recipe(steps=250, lr_peak=4e-3, warmup=20, evaluate_every=50)
+recipe = training.Recipe(steps=150, lr_peak=4e-3, warmup=20, evaluate_every=50)
 stories = land.batches(16, torch.Generator().manual_seed(0))
 for record in training.train(model, stories, recipe, unseen, progress=False):
     if record.validation_loss:

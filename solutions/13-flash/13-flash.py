@@ -201,10 +201,10 @@ from tfmlib.flash_triton import flash_in_models
 from tfmlib.models import llama
 
 torch.manual_seed(0)
-task = train.prepare("python-docs", length=48, batch_size=16, vocab_size=512)
+task = train.prepare("python-docs", length=32, batch_size=12, vocab_size=400)
 sizes = {"n_layers": 2, "d_model": 64, "n_heads": 4, "n_kv_heads": 2, "context_length": 96}
-model = llama.Llama(llama.LlamaConfig(**sizes, vocab_size=512)).to(device)
-recipe = training.Recipe(steps=400, lr_peak=4e-3, lr_floor=2e-4, warmup=20)
+model = llama.Llama(llama.LlamaConfig(**sizes, vocab_size=400)).to(device)
+recipe = training.Recipe(steps=250, lr_peak=6e-3, lr_floor=3e-4, warmup=20)
 records = training.train(model, task.batches, recipe, progress=False)
 print(f"{task.vocab_size} tokens, loss {records[0].loss:.2f} -> {records[-1].loss:.2f}")
 
@@ -233,8 +233,8 @@ def counted(q, k, v, causal):
 prompt = torch.tensor([task.vocabulary.encode("The function returns ")], device=device)
 how = {"temperature": 0.7, "top_p": 0.9}
 with flash_in_models(None if kernels.RUNS_ON == "missing" else counted):
-    written = cache.generate_cached(model, prompt, 40, **how, generator=torch.Generator(device).manual_seed(0))
-plainly = cache.generate_cached(model, prompt, 40, **how, generator=torch.Generator(device).manual_seed(0))
+    written = cache.generate_cached(model, prompt, 30, **how, generator=torch.Generator(device).manual_seed(0))
+plainly = cache.generate_cached(model, prompt, 30, **how, generator=torch.Generator(device).manual_seed(0))
 print(f"{len(calls)} calls of the kernel, for {calls[:1]} queries first and one at a time from then on")
 print("the same text without the kernel:", written.equal(plainly))
 print(task.vocabulary.decode(written[0].tolist()))

@@ -118,13 +118,15 @@ def run(kernel: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def timed(kernel: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, backward: bool) -> float | None:
-    """The median milliseconds, or None where the backend does not do this case."""
+    """The median milliseconds, or None where the backend does not do this case, or has no memory for it."""
     call: Callable = partial(run, kernel, q, k, v, causal)
     try:
         if backward:
             out = call()
             call = partial(torch.autograd.grad, out, (q, k, v), torch.randn_like(out), retain_graph=True)
         return kernels.triton.testing.do_bench(call, warmup=10, rep=40, return_mode="median")
+    except torch.OutOfMemoryError:
+        return None
     except RuntimeError as error:
         if "No available kernel" in str(error) or "not supported" in str(error) or "No viable backend" in str(error):
             return None

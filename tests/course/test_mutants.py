@@ -25,7 +25,7 @@ def test_every_piece_is_broken_in_at_least_three_ways():
 
 @pytest.mark.parametrize(("name", "old", "new"), CASES, ids=[f"{n}-{new[:40]}" for n, _, new in CASES])
 def test_a_mutant_of_the_reference_is_rejected(name, old, new):
-    source = "\n\n".join(reference_sources(name))
+    source = "\n\n".join(reference_sources(name)) + "\n"
     assert old in source
     report = examine(made_from(source.replace(old, new), name, f"<mutant of {name}>"), name)
     if report.skipped:

@@ -232,6 +232,13 @@ def test_the_kernels_compile_for_an_h100_without_one(tmp_path):
         assert used["shared"] <= 227 * 1024, (name, D, used)  # what a block may have on an H100
 
 
+def test_the_benchmark_puts_kernels_side_by_side():
+    case = {"pass": "forward", "D": 64, "T": 2048, "B": 8, "H": 32, "K": 8, "causal": True}
+    assert bench.attention_flops(8, 32, 2048, 64, causal=True, backward=False) == 2 * 8 * 32 * 2048 * 2048 * 64
+    rows = [{**case, "kernel": name, "tflops": speed} for name, speed in (("tfmlib", 300.0), ("flash", 400.0))]
+    assert bench.as_table(rows).splitlines()[-1] == "| forward | 64 | 2048 | 32/8 | yes | 300 | 400 |  |  |  | 0.75 |"
+
+
 # In models ------------------------------------------------------------------------------------------------------------
 
 SIZES = {"n_layers": 2, "d_model": 24, "n_heads": 4, "head_dim": 16, "vocab_size": 31, "context_length": 40}
@@ -290,7 +297,7 @@ def test_a_model_trains_in_tiles_as_without_them():
 
 def test_everything_is_put_back_also_after_an_error():
     before = attention.scaled_dot_product_attention, heads.repeat_kv
-    x = torch.zeros(1, 1, 2, 4)
+    x = torch.zeros(1, 1, 2, 16)  # a width that kernels take
     with pytest.raises(ZeroDivisionError), flash_triton.flash_in_models(lambda q, k, v, causal: 1 / 0):
         attention.scaled_dot_product_attention(x, x, x)
     assert (attention.scaled_dot_product_attention, heads.repeat_kv) == before
