@@ -8,6 +8,8 @@ import base64
 import contextlib
 import html
 import io
+import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -104,6 +106,11 @@ def claim(holds: bool, sentence: str) -> None:
 
 
 # --- what the chapters' figures share ----------------------------------------------------------------------------
+
+
+def slope(x: list[float], y: list[float]) -> float:
+    """Exponent p of the best y = c * x^p: a straight line through the logarithms."""
+    return statistics.linear_regression([math.log(n) for n in x], [math.log(n) for n in y]).slope
 
 
 def rng(seed: int) -> torch.Generator:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tfmlib import attention
 from tfmlib.course.meters import kept_bytes, peak_bytes
 
-from . import Figure, cells, colour, draw, ink, one_thread, rng
+from . import Figure, cells, colour, draw, ink, one_thread, rng, slope
 
 # --- by hand -----------------------------------------------------------------------------------------------------
 
@@ -235,12 +235,6 @@ def _seconds(function, cases: list[tuple[Tensor, ...]], repeats: int = 9) -> lis
     return [statistics.median(spent) for spent in times]
 
 
-def _slope(x: list[float], y: list[float]) -> float:
-    """Exponent p of the best y = c * x^p: a straight line through the logarithms."""
-    a, b = ([math.log(value) for value in values] for values in (x, y))
-    return statistics.linear_regression(a, b).slope
-
-
 def cost(
     lengths: tuple[int, ...] = (256, 362, 512, 724, 1024, 1448), D: int = 64, seed: int = 0
 ) -> tuple[Figure, dict[str, str]]:
@@ -259,7 +253,7 @@ def cost(
         for T, case, seconds in zip(lengths, cases, _seconds(plain, cases), strict=True)
     ]
     column = {name: [row[name] for row in rows] for name in rows[0]}
-    slopes = {name: _slope(lengths, values) for name, values in column.items()}
+    slopes = {name: slope(lengths, values) for name, values in column.items()}
 
     def paint(canvas):
         left, right = canvas.subplots(1, 2)

@@ -18,7 +18,7 @@ from tfmlib.models import shared
 from tfmlib.models.gpt import GPT, GPTConfig
 from tfmlib.models.llama import Llama, LlamaConfig
 
-from . import Figure, cells, claim, colour, draw, ink, one_thread, rng, weights_from
+from . import Figure, cells, claim, colour, draw, ink, one_thread, rng, slope, weights_from
 
 GIB = 2**30
 H100 = {"flops": 989e12, "bytes": 3.35e12, "memory": 80e9}  # SXM, bf16; NVIDIA's data sheet
@@ -139,11 +139,6 @@ def seconds_of(works: Iterable[Callable[[], object]], repeats: int = 3) -> list[
                 work()
                 times.append(time.thread_time() - start)
     return [statistics.median(times) for times in spent]
-
-
-def slope(x: list[float], y: list[float]) -> float:
-    """Exponent p of the best y = c * x^p: a straight line through the logarithms."""
-    return statistics.linear_regression([math.log(a) for a in x], [math.log(b) for b in y]).slope
 
 
 def step_at(model: Llama, S: int) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from tfmlib import attention, costs, flash, flash_triton, kernels
 from tfmlib.course.meters import Alive, kept_bytes
 
-from . import Figure, claim, colour, draw, ink, one_thread, rng
+from . import Figure, claim, colour, draw, ink, one_thread, rng, slope
 from .costs import H100
 
 SPEED = Path(__file__).with_name("flash_speed.json")
@@ -46,11 +46,6 @@ def _inputs(T: int, S: int, D: int, seed: int = 0, H: int = 1, K: int = 1) -> tu
     generator = rng(seed)
     q = torch.randn(1, H, T, D, generator=generator)
     return q, *torch.randn(2, 1, K, S, D, generator=generator)
-
-
-def _slope(x: list[float], y: list[float]) -> float:
-    """Exponent p of the best y = c * x^p: a straight line through the logarithms."""
-    return statistics.linear_regression([math.log(n) for n in x], [math.log(n) for n in y]).slope
 
 
 # --- bytes moved, counted ----------------------------------------------------------------------------------------
@@ -335,8 +330,8 @@ def measured(lengths: tuple[int, ...] = (256, 512, 1024, 2048), D: int = 64, see
     place = lengths.index(1024)
     ratio = {name: seconds[name][place] / seconds["plain"][place] for name in codes}
     texts = {
-        "slope-plain": f"{_slope(lengths, peak['plain']):.2f}",
-        "slope-tiles": f"{_slope(lengths, peak['tiles']):.2f}",
+        "slope-plain": f"{slope(lengths, peak['plain']):.2f}",
+        "slope-tiles": f"{slope(lengths, peak['tiles']):.2f}",
         "a-token": f"{a_token:.0f}",
         "peak-plain": _size(peak["plain"][-1]),
         "peak-tiles": _size(peak["tiles"][-1]),

@@ -82,24 +82,26 @@ class _Closed:
         raise Shortcut(self._said)
 
 
+def _attributes_of(name: str) -> list[tuple[object, str, object]]:
+    """What a closed reference has exchanged, as it is now: whose attribute, its name, its value; the entrance first."""
+    piece, reference = pieces.find(name), pieces.reference(name)
+    places = [(reference, _entrance(reference)), *((piece.home, part) for part in piece.parts)]
+    return [(owner, attribute, getattr(owner, attribute)) for owner, attribute in places]
+
+
 _closed: list[tuple[Callable, str, object]] = []  # of torch's, just now: whose, which attribute, what belongs there
 
 
 @contextlib.contextmanager
 def left_as_found(name: str) -> Iterator[None]:
     """Undo what an interrupt in the middle of a guarded call may have left behind."""
-    reference = pieces.reference(name)
-    entrance = _entrance(reference)
-    own = getattr(reference, entrance)
-    home = pieces.find(name).home
-    parts = {part: getattr(home, part) for part in pieces.find(name).parts}
+    own = _attributes_of(name)
     functions, operations = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     try:
         yield
     finally:
-        setattr(reference, entrance, own)
-        for part, theirs in parts.items():
-            setattr(home, part, theirs)
+        for place in own:
+            setattr(*place)
         while _closed:
             setattr(*_closed.pop())
         while torch._C._len_torch_function_stack() > functions:
@@ -115,12 +117,10 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
     if piece is reference:
         yield
         return
-    entrance = _entrance(reference)
-    own = getattr(reference, entrance)
-    home = pieces.find(name).home
-    parts = {part: getattr(home, part) for part in pieces.find(name).parts}
+    own = _attributes_of(name)
+    (_, entrance, _), *parts = own
     setattr(reference, entrance, _reference_called if entrance == "__init__" else _reference_called.__code__)
-    for part in parts:
+    for home, part, _ in parts:
         setattr(home, part, _Closed(_said(name, f"tfmlib's own `{part}`")))
     try:
         yield
@@ -129,9 +129,8 @@ def _reference_closed(piece: Callable, name: str) -> Iterator[None]:
             raise
         raise Shortcut(_said(name, f"tfmlib's own `{name}`")) from None
     finally:
-        setattr(reference, entrance, own)
-        for part, theirs in parts.items():
-            setattr(home, part, theirs)
+        for place in own:
+            setattr(*place)
 
 
 def _can_be_closed(thing: Callable) -> bool:
